@@ -1,0 +1,9 @@
+"""See which parts of a model on the meta device can be given values, and give them to just the parts you want."""
+
+from metaviz.core.apply import Report, materialize, unload
+from metaviz.core.plan import Plan, plan
+from metaviz.core.record import build, recording
+from metaviz.errors import MetavizError
+
+__version__ = "0.1.0"
+__all__ = ["MetavizError", "Plan", "Report", "build", "materialize", "plan", "recording", "unload"]

@@ -1,0 +1,384 @@
+"""The only file that changes a model: materialize gives values, unload takes them back to meta. All or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from metaviz.core.origin import Was, mark_real, was
+from metaviz.core.paths import Model, Place
+from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare, some
+from metaviz.core.replay import draws_for, plain_torch, replay
+from metaviz.core.tape import MARK, Tag
+from metaviz.core.units import format_bytes, format_seconds
+from metaviz.errors import WouldLoseValues
+
+Progress = Callable[[int, int, str], object]
+
+# One change of one model at a time: widgets call from other threads.
+_lock = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What was done to a model.
+
+    Attributes:
+        action: ``"materialized"`` or ``"unloaded"``.
+        tensors: The tensors that changed.
+        skipped: ``{path: reason}`` of blocked tensors that were left on meta.
+        kept: Paths of chosen tensors that were real already.
+        lazy: Paths of lazy tensors that moved to the device.
+        repointed: Paths whose tensor object had to be replaced by a new one, because something holds on to the old
+            one: an optimizer or a hook made before may still have that.
+        stranded: Paths that still hold the old tensor, because a tuple or a frozen object holds it.
+        device: Where the tensors are now.
+        nbytes: Bytes that they take there.
+        seconds: Time that it took.
+    """
+
+    action: str
+    tensors: tuple[PlannedTensor, ...]
+    skipped: dict[str, str]
+    kept: tuple[str, ...]
+    lazy: tuple[str, ...]
+    repointed: tuple[str, ...]
+    stranded: tuple[str, ...]
+    device: torch.device
+    nbytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        count = len(self.tensors)
+        lines = [
+            f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)}, on {self.device} "
+            f"in {format_seconds(self.seconds)}"
+        ]
+        notes = {
+            "left on meta, blocked": self.skipped,
+            "real already": self.kept,
+            "lazy, moved": self.lazy,
+            "new objects (make optimizers that hold the old ones again)": self.repointed,
+            "still the old tensor (held by a tuple or a frozen object)": self.stranded,
+        }
+        lines += [f"{words}: {some(paths)}" for words, paths in notes.items() if paths]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def materialize(
+    model: nn.Module,
+    paths: str | Iterable[str] = "",
+    *,
+    device: Any = None,
+    source: str = "auto",
+    rng: str = "eager",
+    dtype: torch.dtype | str | None = None,
+    blocked: str = "error",
+    progress: Progress | None = None,
+) -> Report:
+    """Give the chosen parts of a model their values, on the device of your choice. All or nothing.
+
+    Parameters stay the same objects, so ties, optimizers, hooks and captured references stay good. Real tensors are
+    never touched. An error, too little memory or Ctrl-C at any moment leaves the model as it was.
+
+    Args:
+        model: A model that :func:`metaviz.build` made.
+        paths: Module paths (each takes its subtree), tensor paths or globs such as ``"layers.*.mlp"``; ``""`` is the
+            whole model.
+        device: Where the values shall be: ``"cpu"`` (default), ``"cuda:0"`` ...
+        source: ``"auto"`` or ``"replay"``: run again what the constructor did.
+        rng: ``"eager"`` gives the numbers of an ordinary CPU build with the seed that was set when the model was
+            built, bit for bit, whatever is chosen and on whatever device. ``"keyed"`` draws each random op on the
+            device with a seed of its own: the same values for any selection. ``"device"`` draws from the device's
+            global generator.
+        dtype: Floating-point dtype to cast to. Default: the dtype that each tensor has now.
+        blocked: ``"error"`` refuses if a chosen tensor cannot be given values; ``"skip"`` leaves such ones on meta.
+        progress: Called as ``progress(done_nbytes, total_nbytes, path)`` after each tensor. What it raises stops all.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UnknownPath: A path means nothing in this model; the nearest one is named.
+        UnknownDevice: This machine does not have the device; those it has are named.
+        CannotMaterialize: Chosen tensors have no source, and ``blocked="error"``.
+        NotEnoughMemory: The values do not fit; both numbers are named.
+
+    Example:
+        >>> model = metaviz.build(torch.nn.Sequential, torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    """
+    began = time.perf_counter()
+    with _lock:
+        work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
+        check(work.plan, blocked)
+        with plain_torch():
+            filled = _fill_aside(work, rng, progress or (lambda *_: None))
+            changes = [Change(old, _dressed_as(old, new), work.places[id(old)]) for old, new, _ in filled]
+            changes += [_moved_lazy(old, work) for old in work.lazy]
+            _mark(filled)
+            _commit(changes)
+    described = work.plan
+    return Report(
+        "materialized",
+        described.tensors,
+        described.blocked,
+        described.kept,
+        described.lazy,
+        tuple(path for change in changes for path in change.repointed),
+        tuple(path for change in changes for path in change.stranded),
+        described.device,
+        described.nbytes,
+        time.perf_counter() - began,
+    )
+
+
+def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = False) -> Report:
+    """Take the chosen parts back to meta and free their memory. Materializing them again gives the same values.
+
+    Args:
+        model: The model.
+        paths: As for :func:`materialize`.
+        force: Unload also what has been changed since it was materialized, and lose the changes.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UnknownPath: A path means nothing in this model.
+        WouldLoseValues: A chosen tensor was not given its values by metaviz, or was changed since, or has gradients.
+    """
+    began = time.perf_counter()
+    with _lock:
+        view = Model(model)
+        by_tensor: dict[int, list[Place]] = {}
+        for place in view.places:
+            by_tensor.setdefault(id(place.slot.tensor), []).append(place)
+        chosen = _unloadable(view.select(paths), by_tensor, force)
+        with plain_torch():
+            blank: dict[tuple[int, int], torch.UntypedStorage] = {}
+            changes = [
+                Change(tensor, _dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
+                for tensor, then in chosen
+            ]
+            nbytes = sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t, _ in chosen)}.values())
+            described = tuple(
+                PlannedTensor(
+                    by_tensor[id(t)][0].path,
+                    tuple(place.path for place in by_tensor[id(t)][1:]),
+                    tuple(t.shape),
+                    t.dtype,
+                    t.numel() * t.element_size(),
+                    "replay",
+                    "materialize it again for the same values",
+                )
+                for t, _ in chosen
+            )
+            _commit(changes)
+    return Report(
+        "unloaded",
+        described,
+        {},
+        (),
+        (),
+        tuple(path for change in changes for path in change.repointed),
+        tuple(path for change in changes for path in change.stranded),
+        torch.device("meta"),
+        nbytes,
+        time.perf_counter() - began,
+    )
+
+
+class Change:
+    """One tensor object that takes over the content of another; can be undone."""
+
+    def __init__(self, old: torch.Tensor, new: torch.Tensor, places: list[Place]) -> None:
+        self.old = old
+        self.new = new
+        self.places = places
+        self.repointed: list[str] = []
+        self.stranded: list[str] = []
+        self._swapped = False
+
+    def do(self) -> None:
+        """Make every place that holds ``old`` hold the content of ``new``."""
+        try:
+            torch.utils.swap_tensors(self.old, self.new)
+            self._swapped = True
+        except RuntimeError:
+            # Weak references, autograd graphs and views hold on to the tensor: then its places get a new object.
+            for place in self.places:
+                if place.slot.settable:
+                    self.repointed.append(place.path)
+                    place.slot.set(self.new)
+                else:
+                    self.stranded.append(place.path)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        if self._swapped:
+            torch.utils.swap_tensors(self.old, self.new)
+            self._swapped = False
+        for place in self.places:
+            if place.path in self.repointed:
+                place.slot.set(self.old)
+
+
+def _fill_aside(work: Work, rng: str, progress: Progress) -> list[tuple[torch.Tensor, torch.Tensor, Fill]]:
+    """``(tensor of the model, new tensor with values, its fill)``, the model untouched."""
+    filled = []
+    device, total, done = work.plan.device, work.plan.nbytes, 0
+    draws = draws_for(rng, device)
+    by_tape: dict[int, list[Fill]] = {}
+    for fill in work.fills:
+        by_tape.setdefault(id(fill.tape), []).append(fill)
+    for fills in by_tape.values():
+        waiting: dict[int, list[Fill]] = {}
+        for fill in fills:
+            waiting.setdefault(fill.source.storage, []).append(fill)
+        for number, memory in replay(fills[0].tape, waiting, draws):
+            for fill in waiting[number]:
+                new = _filled(fill, memory, device)
+                filled += [(old, tensor, fill) for old, tensor in zip(fill.tensors, new, strict=True)]
+                done += fill.nbytes
+                progress(done, total, work.places[id(fill.tensors[0])][0].path)
+            del memory
+    return filled
+
+
+def _filled(fill: Fill, memory: torch.UntypedStorage, device: torch.device) -> list[torch.Tensor]:
+    """New tensors for ``fill`` on ``device``, laid out as the model's."""
+    if fill.exact:
+        if memory.device != device:
+            memory = torch.UntypedStorage(memory.nbytes(), device=device).copy_(memory)
+        return [
+            torch.empty(0, dtype=t.dtype, device=device).set_(memory, t.storage_offset(), t.size(), t.stride())
+            for t in fill.tensors
+        ]
+    values = fill.source.on(memory)
+    return [
+        torch.empty_strided(t.size(), t.stride(), dtype=fill.dtype, device=device).copy_(values) for t in fill.tensors
+    ]
+
+
+def _dressed_as(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """``new`` with the class, attributes, ``requires_grad`` and hooks of ``old``."""
+    if type(old) is not torch.Tensor:
+        new = torch.Tensor._make_subclass(type(old), new, False)
+    new.requires_grad_(old.requires_grad and old.is_leaf)
+    new.__dict__.update(old.__dict__)
+    # Hooks live in the part that is swapped: without this they would stay behind with the old content.
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(old, hooks, None) is not None and new.requires_grad:
+            setattr(new, hooks, getattr(old, hooks))
+    return new
+
+
+def _moved_lazy(old: torch.Tensor, work: Work) -> Change:
+    """A lazy tensor stays lazy, on the device where its first forward will give it a shape and values."""
+    if isinstance(old, nn.Parameter):
+        new = type(old)(requires_grad=old.requires_grad, device=work.plan.device, dtype=old.dtype)
+    else:
+        new = type(old)(device=work.plan.device, dtype=old.dtype)
+    return Change(old, new, work.places[id(old)])
+
+
+def _commit(changes: list[Change]) -> None:
+    """Do all changes or none, whatever is raised and whenever Ctrl-C is pressed."""
+    with _interrupts_wait() as interrupted:
+        done = []
+        try:
+            for change in changes:
+                done.append(change)
+                change.do()
+            if interrupted():
+                raise KeyboardInterrupt
+        except BaseException:
+            for change in reversed(done):
+                change.undo()
+            raise
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[Callable[[], bool]]:
+    """Hold Ctrl-C back while a step must not be cut in two; yields whether one came."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    came: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
+    """Let each new storage know what it was, so that unload can take it back. Done before the swap: it cannot be late."""
+    by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor, Fill]]] = {}
+    for entry in filled:
+        by_storage.setdefault(entry[1].untyped_storage()._cdata, []).append(entry)
+    for entries in by_storage.values():
+        fill = entries[0][2]
+        tag = Tag(fill.tape, fill.source.storage, None if fill.exact else fill.source)
+        # Whether the swap will keep the old object or the new one, its version is that of the new content.
+        versions = {id(tensor): new._version for old, new, _ in entries for tensor in (old, new)}
+        mark_real(entries[0][1].untyped_storage(), Was(tag, versions))
+
+
+def _unloadable(
+    places: list[Place], by_tensor: dict[int, list[Place]], force: bool
+) -> list[tuple[torch.Tensor, Was]]:
+    """The real tensors at ``places`` and all that share memory with them, with what they were."""
+    chosen: dict[int, torch.Tensor] = {}
+    for place in places:
+        tensor = place.slot.tensor
+        if not is_lazy(tensor) and not tensor.is_meta:
+            chosen[id(tensor)] = tensor
+    storages = {t.untyped_storage()._cdata for t in chosen.values() if was(t) is not None}
+    for identity, (place, *_) in by_tensor.items():
+        tensor = place.slot.tensor
+        if not is_lazy(tensor) and was(tensor) is not None and tensor.untyped_storage()._cdata in storages:
+            chosen[identity] = tensor
+    lost = {}
+    for identity, tensor in chosen.items():
+        then = was(tensor)
+        if then is None:
+            lost[by_tensor[identity][0].path] = "metaviz did not give it its values"
+        elif not force and then.versions.get(identity) != tensor._version:
+            lost[by_tensor[identity][0].path] = "it was changed since it was materialized"
+        elif not force and tensor.is_leaf and tensor.grad is not None:
+            lost[by_tensor[identity][0].path] = "it has a gradient"
+    if lost:
+        path, reason = next(iter(lost.items()))
+        forced = "" if reason.startswith("metaviz") else " Or lose them: metaviz.unload(model, paths, force=True)"
+        raise WouldLoseValues(
+            f"Unloading would lose values of {len(lost)} of {len(chosen)} chosen tensors: {some(lost)}. {path}: {reason}. "
+            f"Nothing was changed. Choose other parts, or save them first: torch.save(model.state_dict(), 'kept.pt')."
+            + forced
+        )
+    return [(tensor, was(tensor)) for tensor in chosen.values()]
+
+
+def _on_meta(tensor: torch.Tensor, tag: Tag, blank: dict[tuple[int, int], torch.UntypedStorage]) -> torch.Tensor:
+    """``tensor`` as it was before it was materialized: on meta, known to its tape."""
+    if tag.source is not None:
+        new = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        setattr(new.untyped_storage(), MARK, tag)
+        return new
+    key = (id(tag.tape), tag.storage)
+    if key not in blank:
+        blank[key] = torch.UntypedStorage(tag.tape.storages[tag.storage].nbytes, device="meta")
+        setattr(blank[key], MARK, tag)
+    new = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return new.set_(blank[key], tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,0 +1,239 @@
+"""What a constructor must not notice: answers of Python-level torch calls as they would be on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import init
+from torch.utils import _device
+
+from metaviz.core.recorder import META, Recorder
+from metaviz.core.replay import plain_torch
+from metaviz.core.tape import map_tensors, tag_of
+
+CPU = torch.device("cpu")
+
+Handler = Callable[[Recorder, Any, tuple, dict], Any]
+HANDLERS: dict[Any, Handler] = {}
+
+
+def _handles(*functions: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return register
+
+
+def as_cpu(device: Any) -> torch.device:
+    """The device that stands for ``device`` while recording: meta where meta is asked for by name, else CPU."""
+    return META if torch.device(device).type == "meta" else CPU
+
+
+@_handles(*_device._device_constructors() - {torch.tensor, torch.as_tensor, torch.asarray})
+def _factory(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    device = kwargs.get("device")
+    if device is not None:
+        kwargs = {**kwargs, "device": as_cpu(device)}
+    elif _device.CURRENT_DEVICE is not None:
+        # `with torch.device("cuda"):` in a constructor would ask a driver that may not be there.
+        kwargs = {**kwargs, "device": as_cpu(_device.CURRENT_DEVICE)}
+    return func(*args, **kwargs)
+
+
+@_handles(Tensor.device.__get__)
+def _device_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> torch.device:
+    return CPU if recorder.is_taped(args[0]) else func(*args)
+
+
+@_handles(Tensor.is_cpu.__get__)
+def _is_cpu(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bool:
+    return recorder.is_taped(args[0]) or func(*args)
+
+
+# torch.nn.init functions that draw in a loop which depends on the values drawn. On meta they return early: the tape
+# takes the call as one op then. Source: torch 2.13, torch/nn/init.py, _no_grad_trunc_normal_.
+_COMPOSITES = {fn.__code__: fn for fn in [getattr(init, "_no_grad_trunc_normal_", None)] if fn is not None}
+
+
+@_handles(Tensor.is_meta.__get__)
+def _is_meta(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bool:
+    if not recorder.is_taped(args[0]):
+        return func(*args)
+    frame = sys._getframe(2)
+    composite = _COMPOSITES.get(frame.f_code)
+    if composite is None:
+        return False
+    names = composite.__code__.co_varnames[: composite.__code__.co_argcount]
+    recorder.composite(composite, args[0], {name: frame.f_locals[name] for name in names})
+    return True
+
+
+@_handles(Tensor.type)
+def _type(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    if len(args) == 1 and not kwargs:
+        return func(*args).replace("torch.meta.", "torch.")
+    kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+    if isinstance(kind, str):
+        kind = kind.replace("torch.cuda.", "torch.")
+    dtype = kind if isinstance(kind, torch.dtype) else getattr(torch, _dtype_name(kind))
+    return args[0].to(dtype)
+
+
+def _dtype_name(kind: Any) -> str:
+    """``"float32"`` of ``"torch.FloatTensor"`` or of the class itself."""
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    stem = name.rsplit(".", 1)[-1].removesuffix("Tensor").lower()
+    return {"byte": "uint8", "char": "int8"}.get(stem, stem)
+
+
+@_handles(Tensor.data_ptr)
+def _data_ptr(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> int:
+    """An address that is no address, but differs where memory would differ: it is only ever compared."""
+    tensor = args[0]
+    if not recorder.is_taped(tensor):
+        return func(*args)
+    return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+
+@_handles(Tensor.to)
+def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    tensor = args[0]
+    device, dtype, copy = _parse_to(args[1:], kwargs)
+    if not recorder.is_taped(tensor):
+        if device is None or tensor.device.type == "meta":
+            return func(*args, **kwargs)
+        return tensor.to(device=as_cpu(device), dtype=dtype, copy=copy)
+    if device is not None and as_cpu(device) is META:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+    layout = kwargs.get("memory_format", torch.preserve_format)
+    return tensor.to(tensor.dtype if dtype is None else dtype, copy=copy, memory_format=layout)
+
+
+def _parse_to(args: tuple, kwargs: dict) -> tuple[Any, torch.dtype | None, bool]:
+    """Device, dtype and copy of the three ways to call ``Tensor.to``."""
+    rest = list(args)
+    device, dtype, other = kwargs.get("device"), kwargs.get("dtype"), kwargs.get("other")
+    if rest and isinstance(rest[0], Tensor):
+        other = rest.pop(0)
+    elif rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    elif rest:
+        device = rest.pop(0)
+        if rest and not isinstance(rest[0], bool):
+            dtype = rest.pop(0)
+    if other is not None:
+        device, dtype = other.device, other.dtype
+        device = CPU if tag_of(other) is not None else device
+    return device, dtype, rest[1] if len(rest) > 1 else kwargs.get("copy", False)
+
+
+_MOVES = [getattr(Tensor, name) for name in ("cpu", "cuda", "xpu", "ipu", "hpu", "mtia") if hasattr(Tensor, name)]
+
+
+@_handles(*_MOVES, Tensor.pin_memory, Tensor.share_memory_)
+def _stay(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    if recorder.is_taped(args[0]):
+        return args[0]
+    return args[0] if func in _MOVES and args[0].device.type == "cpu" else func(*args, **kwargs)
+
+
+@_handles(torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer)
+def _bring_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """Factories that carry data, which a meta build would lose: run for real, keep the result, hand out its twin."""
+    device = kwargs.get("device")
+    if device is None and _device.CURRENT_DEVICE is not None and func is not torch.from_numpy:
+        device = _device.CURRENT_DEVICE
+    if device is not None:
+        if as_cpu(device) is META:
+            return func(*args, **kwargs)
+        kwargs = {**kwargs, "device": CPU}
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if isinstance(data, Tensor) and func is not torch.tensor:
+        return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data
+    args, kwargs = map_tensors((args, kwargs), functools.partial(_real, recorder, func))
+    with plain_torch():
+        real = func(*args, **kwargs)
+    return recorder.twin(real).requires_grad_(real.requires_grad)
+
+
+@_handles(Tensor.new_tensor, Tensor.new)
+def _bring_data_like(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    like, *rest = args
+    carries_data = func is Tensor.new_tensor or (rest and not all(isinstance(item, int) for item in rest))
+    if not recorder.is_taped(like) or not carries_data or any(isinstance(item, torch.Size) for item in rest):
+        return func(*args, **kwargs)
+    data = rest[0] if rest else kwargs.pop("data")
+    kwargs = {"dtype": like.dtype, **{k: v for k, v in kwargs.items() if v is not None}}
+    return _bring_data(recorder, torch.tensor, (data,), kwargs)
+
+
+def _real(recorder: Recorder, func: Any, tensor: Tensor) -> Tensor:
+    return recorder.value(tensor, func.__name__) if recorder.is_taped(tensor) else tensor
+
+
+_READERS = [Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__, Tensor.__dlpack__]
+
+
+@_handles(*_READERS)
+def _read(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    real = _real(recorder, func, args[0])
+    with plain_torch():
+        return func(real, *args[1:], **kwargs)
+
+
+@_handles(Tensor.__repr__, Tensor.__format__)
+def _print(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> str:
+    tensor = args[0]
+    if not recorder.is_taped(tensor) or tensor.numel() > 1000 or (func is Tensor.__format__ and tensor.dim()):
+        with plain_torch():
+            return func(*args, **kwargs)
+    return _read(recorder, func, args, kwargs)
+
+
+@_handles(Tensor.__deepcopy__)
+def _deepcopy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """As on the CPU: storages are copied once per deepcopy, so that copies of views share memory as the originals do."""
+    tensor, memo = args
+    if not recorder.is_taped(tensor) or not tensor.is_leaf or type(tensor) is not Tensor:
+        return func(*args, **kwargs)
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        if storage._cdata not in memo:
+            flat = torch.empty(0, dtype=torch.uint8, device=META).set_(storage)
+            memo[storage._cdata] = flat.clone().untyped_storage()
+        blank = torch.empty(0, dtype=tensor.dtype, device=META)
+        copy = blank.set_(memo[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
+    copy.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copy
+    return copy
+
+
+@_handles(Tensor.set_)
+def _set(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """``torch.load`` makes an empty tensor and puts it on a storage with data: then it has to be a real one."""
+    tensor, *rest = args
+    source = rest[0] if rest else kwargs.get("source")
+    if recorder.is_taped(tensor) and isinstance(source, torch.UntypedStorage | torch.TypedStorage):
+        untyped = source.untyped() if isinstance(source, torch.TypedStorage) else source
+        if untyped.device.type == "cpu":
+            with plain_torch():
+                return func(torch.empty(0, dtype=tensor.dtype), *rest, **kwargs)
+    return func(*args, **kwargs)
+
+
+@_handles(Tensor.data.__set__)
+def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> None:
+    tensor, value = args
+    if recorder.is_taped(tensor) and value.device.type == "cpu":
+        value = recorder.twin(value)
+    elif tensor.device.type == "cpu" and recorder.is_taped(value):
+        value = recorder.value(value, "data")
+    return func(tensor, value)

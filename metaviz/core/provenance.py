@@ -1,0 +1,36 @@
+"""Which line of the user's code an op comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+
+import torch
+from torch.nn import init
+
+from metaviz.core.tape import Where
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_METAVIZ = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INIT = init.__file__
+
+# Code objects are few, frames are many: whether one is ours or torch's is worked out once.
+_inside: dict[CodeType, bool] = {}
+
+
+def where() -> Where | None:
+    """The innermost line outside of torch and metaviz, and the torch.nn.init function it called, if it did."""
+    frame = sys._getframe(1)
+    name = None
+    while frame is not None:
+        code = frame.f_code
+        inside = _inside.get(code)
+        if inside is None:
+            inside = _inside[code] = code.co_filename.startswith((_TORCH, _METAVIZ))
+        if not inside:
+            return Where(name, code.co_filename, frame.f_lineno)
+        if code.co_filename == _INIT and not code.co_name.startswith("_"):
+            name = code.co_name
+        frame = frame.f_back
+    return None

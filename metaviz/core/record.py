@@ -1,0 +1,179 @@
+"""Recording: run a constructor as if on CPU while every tensor it makes lands on meta and every op on a tape.
+
+Two thread-local modes work together. :class:`_FunctionMode` sees Python-level calls: there the constructor is told that
+it runs on CPU, and there values that it brings along are kept. :class:`_DispatchMode` sees aten ops, also those that
+C++ code and legacy constructors make: there they are sent to meta and recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from metaviz.core.disguise import HANDLERS, as_cpu
+from metaviz.core.origin import remember
+from metaviz.core.recorder import Recorder, kind_of
+from metaviz.core.tape import Tape
+from metaviz.errors import NestedRecording
+
+VALUE_LIMIT = 64 * 2**20
+
+T = TypeVar("T")
+_active = threading.local()
+
+
+class recording:  # noqa: N801 - reads as a statement: `with metaviz.recording() as rec:`
+    """Context in which every model is built on the meta device, with a tape.
+
+    Inside, constructors run unchanged and believe that they are on the CPU; every tensor that they make has a shape
+    and a dtype but no memory, and each op that creates or writes one is recorded. Outside, nothing of the process has
+    changed: not the random generators, the default device or dtype, nor any class. Only the calling thread records.
+
+    Args:
+        value_limit: Bytes that may be computed for real when the constructor reads values (``.item()``, ``if tensor:``,
+            boolean masks). Default 64 MiB.
+
+    Raises:
+        NestedRecording: This thread is recording already.
+        ValueRead: While inside: the constructor reads values that take more than ``value_limit`` bytes.
+
+    Example:
+        >>> with metaviz.recording():
+        ...     model = torch.nn.Linear(4, 4)
+        >>> model.weight.device
+        device(type='meta')
+    """
+
+    def __init__(self, *, value_limit: int = VALUE_LIMIT) -> None:
+        self.tape = Tape()
+        self._value_limit = value_limit
+
+    def __enter__(self) -> recording:
+        if getattr(_active, "recording", None) is not None:
+            raise NestedRecording(
+                "A recording is running in this thread already, and its tape takes in everything that is built here. "
+                "Leave out the inner metaviz.build(...) or metaviz.recording(): call the constructor itself."
+            )
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, _active, "recording", None)
+            _active.recording = self
+            stack.enter_context(_restored_process_state())
+            recorder = Recorder(self.tape, self._value_limit)
+            stack.callback(recorder.close)
+            stack.enter_context(_FunctionMode(recorder))
+            stack.enter_context(_DispatchMode(recorder))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+        self._stack.close()
+        if error is None:
+            _remember_modules(self.tape)
+        else:
+            error.__traceback__ = _without_our_frames(trace)
+
+
+def build(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call ``fn(*args, **kwargs)`` and return its model on the meta device, with a tape.
+
+    Args:
+        fn: A module class, or any callable that makes one (``LlamaForCausalLM``, ``AutoModel.from_config``).
+        *args: Passed to ``fn``.
+        **kwargs: Passed to ``fn``.
+
+    Returns:
+        What ``fn`` returns. Its tensors are on meta; :func:`metaviz.materialize` gives chosen parts the values that
+        an ordinary CPU build with the current seed would have given.
+
+    Raises:
+        NestedRecording: Called within another recording of this thread.
+        ValueRead: The constructor reads values that take more than 64 MiB to compute; use
+            ``with metaviz.recording(value_limit=...)`` then.
+
+    Example:
+        >>> model = metaviz.build(torch.nn.Linear, 8192, 8192)
+        >>> model.weight.is_meta
+        True
+    """
+    __tracebackhide__ = True
+    with recording():
+        return fn(*args, **kwargs)
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(self._recorder, func, args, kwargs or {})
+        if kwargs:
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": as_cpu(kwargs["device"])}
+            return func(*args, **kwargs)
+        return func(*args)
+
+
+class _DispatchMode(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kind = kind_of(func)
+        if kind.window:
+            return func(*args, **(kwargs or {}))
+        # Ops that come straight from C++ arrive with the function mode still on: its disguise is not for us.
+        with torch._C.DisableTorchFunction():
+            return self._recorder.run(func, kind, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def _restored_process_state():
+    """Put the default device and dtype back, and make CPU the default device in between."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    try:
+        # Libraries ask for the default device to decide whether they initialize at all.
+        with torch.device("cpu") if device.type != "cpu" else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+
+
+def _remember_modules(tape: Tape) -> None:
+    """Let the tape know the modules it has built. Nobody hands them over, so they are looked for among all objects."""
+    kinds = set()
+    todo = [torch.nn.Module]
+    while todo:
+        kind = todo.pop()
+        if kind not in kinds:
+            kinds.add(kind)
+            todo.extend(type.__subclasses__(kind))
+    for thing in gc.get_objects():
+        if type(thing) in kinds:
+            remember(thing, tape)
+
+
+def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` without the frames of this package that lie between the user's code and torch."""
+    if trace is None:
+        return None
+    rest = _without_our_frames(trace.tb_next)
+    if trace.tb_frame.f_code in _OURS:
+        return rest
+    return types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+_OURS = {_FunctionMode.__torch_function__.__code__, _DispatchMode.__torch_dispatch__.__code__}

@@ -1,0 +1,318 @@
+"""The recorder: decides for each aten op of a constructor whether it goes to meta and on the tape, or runs for real.
+
+Four sorts of tensors meet here. *Taped* ones are on meta but the constructor takes them for CPU tensors. *Real* ones
+came from outside. *Foreign* ones the constructor itself put on meta: an ordinary build has no values for them either,
+so nothing about them is recorded. Tensors of another tape are taken over first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from metaviz.core.generators import Generators
+from metaviz.core.provenance import where
+from metaviz.core.replay import EagerDraws, OpDraw, plain_torch, replay, values_of_another
+from metaviz.core.tape import Op, Tag, Tape, Window, constant, map_tensors, tag_of, tensors_in, window_of
+from metaviz.core.units import format_bytes
+from metaviz.errors import ValueRead
+
+META = torch.device("meta")
+aten = torch.ops.aten
+
+# Below this a real tensor is copied when the tape takes it in; above, it is only watched for changes.
+_COPY_LIMIT = 64 * 2**20
+
+# In-place ops that leave nothing of what was there before.
+_OVERWRITES = frozenset(
+    "zero_ fill_ copy_ uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_".split()
+)
+# Factories as the in-place op that fills what they allocate. ATen implements the random ones in just this way, so the
+# draws are the same, and the in-place ops take a generator.
+_FILLS = {
+    "zeros": (aten.zero_.default, ()),
+    "ones": (aten.fill_.Scalar, (1,)),
+    "full": (aten.fill_.Scalar, None),
+    "rand": (aten.uniform_.default, ()),
+    "randn": (aten.normal_.default, ()),
+}
+
+
+class Kind:
+    """What the recorder must know of an aten op, worked out once per op."""
+
+    __slots__ = ("empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random", "reader", "window", "written")
+
+    def __init__(self, func: Any) -> None:
+        schema, tags = func._schema, func.tags
+        self.name = name = func.overloadpacket.__name__
+        aliases = [r.alias_info for r in schema.returns]
+        # resize_ may enlarge the storage, and lift_fresh brings a real tensor in: those two are looked at.
+        self.window = name not in ("resize_", "lift_fresh") and (
+            torch.Tag.inplace_view in tags or (bool(aliases) and all(a is not None and not a.is_write for a in aliases))
+        )
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        # A boolean mask makes the shape of these two depend on data, plain indices do not: meta tells.
+        self.reader = torch.Tag.data_dependent_output in tags or (
+            torch.Tag.dynamic_output_shape in tags and name not in ("index", "index_put", "index_put_")
+        )
+        self.has_device = any(a.name == "device" for a in schema.arguments)
+        base = name.removeprefix("new_").removesuffix("_like")
+        takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
+        self.factory = self.has_device and (base != name or not takes_tensors)
+        self.empty = self.factory and base in ("empty", "empty_strided", "empty_permuted")
+        self.fill = _FILLS.get(base) if self.factory else None
+        mutable = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self.written = tuple(i for i, a in mutable if not a.kwarg_only)
+        self.outs = tuple(a.name for _, a in mutable if a.kwarg_only)
+        self.overwrites = name in _OVERWRITES or bool(self.outs)
+
+    def targets(self, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
+        """The tensors among the arguments that the op writes."""
+        for i in self.written:
+            if i < len(args):
+                yield from tensors_in(args[i])
+        for name in self.outs:
+            yield from tensors_in(kwargs.get(name))
+
+
+kind_of = functools.cache(Kind)
+
+
+class Recorder:
+    """Runs the ops of one recording.
+
+    Args:
+        tape: Where ops go.
+        value_limit: Bytes that may be computed for real when the constructor reads values.
+    """
+
+    def __init__(self, tape: Tape, value_limit: int) -> None:
+        self.tape = tape
+        self.generators = Generators()
+        self._limit = value_limit
+        self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
+        self._read: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def close(self) -> None:
+        """Put the random generators back to where they were."""
+        self.generators.close()
+
+    def is_taped(self, tensor: torch.Tensor) -> bool:
+        """Whether the constructor takes the meta ``tensor`` for one on the CPU."""
+        tag = tag_of(tensor)
+        return tag is not None and tag.tape is self.tape
+
+    def run(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
+        """Do one aten op as the constructor expects it."""
+        taped, real, foreign = self._survey(args, kwargs)
+        device = kwargs.get("device") if kind.has_device else None
+        if device is not None and device.type == "meta":
+            return func(*args, **kwargs)
+        if kind.factory and not (foreign and device is None):
+            return self._make(func, kind, args, kwargs)
+        if kind.name == "lift_fresh" and real:
+            return self.twin(args[0])
+        if not taped:
+            return self.for_real(func, kind, args, kwargs) if real and kind.random else func(*args, **kwargs)
+        if foreign:
+            return self._with_foreign(func, kind, args, kwargs)
+        if kind.reader or (real and any(not self.is_taped(t) for t in kind.targets(args, kwargs))):
+            return self.for_real(func, kind, args, kwargs)
+        if real:
+            args, kwargs = map_tensors((args, kwargs), lambda t: t if self.is_taped(t) else self.twin(t))
+        if kind.has_device:
+            kwargs = {**kwargs, "device": META}
+        return self._on_meta(func, kind, args, kwargs)
+
+    def _survey(self, args: tuple, kwargs: dict) -> tuple[bool, bool, bool]:
+        taped = real = foreign = False
+        for tensor in tensors_in((args, kwargs) if kwargs else args):
+            tag = tag_of(tensor)
+            if tag is not None:
+                taped = True
+                if tag.tape is not self.tape:
+                    self._take_over(tensor, tag)
+            elif tensor.device.type == "meta":
+                foreign = True
+            else:
+                real = True
+        return taped, real, foreign
+
+    def _take_over(self, tensor: torch.Tensor, tag: Tag) -> None:
+        """Let the storage of an earlier build's tensor belong to this tape, with the values it has there."""
+        storage = tensor.untyped_storage()
+        number = self.tape.tag(storage)
+        window = Window(number, torch.uint8, (storage.nbytes(),), (1,), 0)
+        self.tape.append(Op(values_of_another, (tag.tape, tag.storage), {}, (), (window,), (window,)))
+
+    def _make(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> torch.Tensor:
+        """A factory: allocate on meta, record what fills it."""
+        generator = kwargs.get("generator")
+        kwargs = {name: None if name == "generator" else v for name, v in kwargs.items() if name != "pin_memory"}
+        if "quantized" in kind.name:
+            return self.for_real(func, kind, args, kwargs)
+        out = func(*args, **{**kwargs, "device": META})
+        self.tape.tag(out.untyped_storage())
+        if kind.empty or out.numel() == 0:
+            return out
+        window = window_of(out)
+        if kind.fill is None:
+            encoded = map_tensors((args, kwargs), window_of)
+            reads = tuple({w.storage for w in map(window_of, tensors_in((args, kwargs)))})
+            self._append(func, *encoded, reads, (window,), (window,), kind.random, generator)
+        else:
+            fill, values = kind.fill
+            if values is None:
+                at = next(i for i, a in enumerate(func._schema.arguments) if a.name == "fill_value")
+                values = (args[at],)
+            self._append(fill, (window, *values), {}, (), (window,), (), kind.random, generator)
+        return out
+
+    def _with_foreign(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
+        """Taped and foreign tensors in one op: what an ordinary build would do with the foreign ones' missing values."""
+        if any(self.is_taped(t) for t in kind.targets(args, kwargs)):
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return func(*args, **kwargs)
+
+    def _on_meta(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
+        """Run an op of taped tensors on meta and record it."""
+        generator = kwargs.get("generator")
+        if generator is not None:
+            kwargs = {**kwargs, "generator": None}
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            return self._where_meta_fails(error, func, kind, args, {**kwargs, "generator": generator})
+        if kind.name == "resize_":
+            storage = args[0].untyped_storage()
+            self.tape.storages[tag_of(args[0]).storage].nbytes = storage.nbytes()
+            return out
+        targets = tuple(map(window_of, kind.targets(args, kwargs)))
+        encoded = map_tensors((args, kwargs), window_of)
+        sources = [window_of(t) for t in tensors_in((args, kwargs) if kwargs else args)]
+        if kind.overwrites:
+            for target in targets:
+                if self._covers(target):
+                    sources.remove(target)
+        reads = tuple({w.storage for w in sources})
+        outputs = () if targets else tuple(self._fresh(o) for o in (out if type(out) in (tuple, list) else (out,)))
+        writes = targets or tuple(w for w in outputs if w is not None)
+        if writes:
+            self._append(func, *encoded, reads, writes, outputs, kind.random, generator)
+        return out
+
+    def _fresh(self, out: Any) -> Window | None:
+        """Take a result of an op in; None for what is no new tensor (a number, a view of an argument)."""
+        if not isinstance(out, torch.Tensor) or tag_of(out) is not None:
+            return None
+        self.tape.tag(out.untyped_storage())
+        return window_of(out)
+
+    def _covers(self, window: Window) -> bool:
+        return window.extent() == (0, self.tape.storages[window.storage].nbytes) and window.numel() * (
+            window.dtype.itemsize
+        ) == self.tape.storages[window.storage].nbytes
+
+    def _append(self, func, args, kwargs, reads, writes, outputs, random=False, generator=None) -> None:
+        number = len(self.tape.ops)
+        draw = self.generators.place(generator, OpDraw(self.tape, number)) if random else None
+        self.tape.append(Op(func, args, kwargs, reads, writes, outputs, where(), draw))
+
+    def composite(self, func: Any, tensor: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """Record a whole torch.nn.init call that fills ``tensor`` from draws that depend on data."""
+        window = window_of(tensor)
+        reads = () if self._covers(window) else (window.storage,)
+        kwargs = {name: value for name, value in arguments.items() if value is not tensor and name != "generator"}
+        self._append(func, (window,), kwargs, reads, (window,), (), True, arguments.get("generator"))
+
+    def _where_meta_fails(self, error: Exception, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
+        """No meta kernel, a shape that depends on data, or plainly wrong arguments: only a real run can tell."""
+        expected = isinstance(error, NotImplementedError) or type(error).__name__ in (
+            "DynamicOutputShapeException",
+            "DataDependentOutputException",
+        )
+        try:
+            return self.for_real(func, kind, args, {k: v for k, v in kwargs.items() if v is not None or k != "generator"})
+        except ValueRead:
+            if expected:
+                raise
+            raise error from None
+
+    def for_real(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
+        """Run an op on real values: what it gives are constants of the tape, what it writes too."""
+        tensors = list(tensors_in((args, kwargs)))
+        taped = [t for t in tensors if self.is_taped(t)]
+        targets = list(kind.targets(args, kwargs))
+        copies = {id(t): self.value(t, kind.name) for t in taped}
+        real_args, real_kwargs = map_tensors((args, kwargs), lambda t: copies.get(id(t), t))
+        if kind.random:
+            out = self.generators.draw_now(func, real_args, real_kwargs)
+        else:
+            with plain_torch():
+                out = func(*real_args, **real_kwargs)
+        for target in targets:
+            if id(target) in copies:
+                self._freeze(window_of(target), copies[id(target)])
+        if targets:
+            return targets[0] if kind.written else out
+        if not taped and not kind.factory:
+            return out
+        return map_tensors(out, self.twin)
+
+    def value(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
+        """A real copy of the values that the taped ``tensor`` has now in an ordinary build.
+
+        Raises:
+            ValueRead: More than ``value_limit`` bytes would have to be computed.
+        """
+        window = window_of(tensor)
+        record = self.tape.storages[window.storage]
+        known = self._read.get(window.storage)
+        if known is None or known[0] != len(record.writers):
+            cost = max(record.nbytes, self.tape.nbytes_of(self.tape.slice([window.storage])))
+            if cost > self._limit:
+                raise ValueRead(_too_big(reader, cost, self._limit))
+            with plain_torch():
+                ((_, storage),) = replay(self.tape, [window.storage], EagerDraws())
+                whole = Window(window.storage, torch.uint8, (record.nbytes,), (1,), 0)
+                frozen = whole.on(storage)
+            self._freeze(whole, frozen)
+            self._read[window.storage] = known = (len(record.writers), frozen)
+        with plain_torch():
+            return window.on(known[1].untyped_storage()).clone()
+
+    def _freeze(self, window: Window, value: torch.Tensor) -> None:
+        """From here on ``window`` holds ``value``: later replays agree with what the constructor has seen."""
+        reads = () if self._covers(window) else (window.storage,)
+        self.tape.append(Op(aten.copy_.default, (window, value), {}, reads, (window,), (), where()))
+
+    def twin(self, real: torch.Tensor) -> torch.Tensor:
+        """The meta tensor that stands for a real one, whose values the tape keeps."""
+        known = self._twins.get(id(real))
+        if known is not None and known[1] == real._version:
+            return known[2]
+        with plain_torch():
+            value = real.detach()
+            if value.untyped_storage().nbytes() <= _COPY_LIMIT:
+                value = value.clone()
+            twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
+        self.tape.tag(twin.untyped_storage())
+        window = window_of(twin)
+        self.tape.append(Op(constant, (value, value._version), {}, (), (window,), (window,), where()))
+        if real.requires_grad:
+            twin.requires_grad_(True)
+        self._twins[id(real)] = (real, real._version, twin)
+        return twin
+
+
+def _too_big(reader: str, cost: int, limit: int) -> str:
+    place = where()
+    at = f" at {place.filename}:{place.line}" if place else ""
+    return (
+        f"The constructor reads values ({reader}{at}) that take {format_bytes(cost)} to compute, above the limit of "
+        f"{format_bytes(limit)}. Allow it: with metaviz.recording(value_limit={cost}): model = ..."
+    )

@@ -1,0 +1,70 @@
+"""Sources: who can give a tensor its values, and if nobody, why and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from metaviz.core.origin import Origin, origin_of
+from metaviz.core.units import format_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """A source's answer for one tensor.
+
+    Attributes:
+        can: Whether the source can give the tensor its values.
+        source: Name of the source, None if it cannot.
+        reason: One sentence: where the values come from, or why there are none.
+        fix: The next step as code where it cannot.
+    """
+
+    can: bool
+    source: str | None
+    reason: str
+    fix: str | None = None
+
+
+_UNKNOWN = Answer(
+    False,
+    None,
+    "No tape knows this tensor: it was put on meta outside of metaviz.build, or replaced after the build.",
+    "model = metaviz.build(type(model), ...)",
+)
+
+
+def replay_answer(tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter") -> Answer:
+    """What the tape can do for a tensor on meta.
+
+    Args:
+        tensor: The tensor.
+        module: The module that holds it.
+        name: Name of its slot in ``module``.
+        kind: ``"parameter"``, ``"buffer"`` or ``"attribute"``.
+    """
+    origin = origin_of(tensor, module, name if kind != "attribute" else None)
+    if origin is None:
+        return _UNKNOWN
+    missing = origin.tape.unwritten(origin.window)
+    if missing:
+        return _uninitialized(origin, missing, name)
+    op = origin.tape.last_write(origin.window.storage)
+    if op is None:
+        return Answer(True, "replay", "no elements")
+    place = f"{op.name} at {op.where.filename}:{op.where.line}" if op.where else op.name
+    if origin.window.dtype != tensor.dtype:
+        was, now = (str(d).removeprefix("torch.") for d in (origin.window.dtype, tensor.dtype))
+        return Answer(True, "replay", f"{place}, then cast from {was} to {now} as the model was after the build")
+    return Answer(True, "replay", place)
+
+
+def _uninitialized(origin: Origin, missing: int, name: str | None) -> Answer:
+    start, stop = origin.window.extent()
+    part = "no op" if missing == stop - start else f"{format_bytes(missing)} of it that no op"
+    reason = f"Uninitialized even in an ordinary build: {part} of the constructor ever writes."
+    if part != "no op":
+        reason = f"Partly uninitialized even in an ordinary build: there are {part} of the constructor ever writes."
+    return Answer(False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor")

@@ -1,0 +1,45 @@
+"""Every error that metaviz raises on purpose.
+
+Each message says what happened, where, why, and then the next step as code.
+"""
+
+from __future__ import annotations
+
+
+class MetavizError(Exception):
+    """Base of every error that metaviz raises on purpose."""
+
+
+class UnknownPath(MetavizError, KeyError):
+    """A module or tensor path that the model does not have."""
+
+    # KeyError.__str__ shows the repr of its argument; these messages are prose.
+    __str__ = Exception.__str__
+
+
+class NestedRecording(MetavizError):
+    """A recording was started inside another one of the same thread."""
+
+
+class ValueRead(MetavizError):
+    """A constructor asked for values that cannot be computed within the limit."""
+
+
+class CannotMaterialize(MetavizError):
+    """Some chosen tensors have no source that can give them values."""
+
+
+class UnknownDevice(MetavizError):
+    """A device that this machine does not have, or that cannot hold values."""
+
+
+class NotEnoughMemory(MetavizError):
+    """The chosen tensors are larger than the free memory of the device."""
+
+
+class StalePlan(MetavizError):
+    """The model, or something that the tape points to, changed after it was looked at."""
+
+
+class WouldLoseValues(MetavizError):
+    """Unloading would throw away values that cannot be had again."""

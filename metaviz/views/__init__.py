@@ -1,0 +1,1 @@
+"""Turns what core knows into text, HTML and tables."""

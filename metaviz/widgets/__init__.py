@@ -1,0 +1,1 @@
+"""Interactive widgets: one .py, one .js and one .css each."""

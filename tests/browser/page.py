@@ -1,0 +1,169 @@
+"""A notebook in JupyterLab as a user has it: open it, run cells, read and see what they show.
+
+Reads go to the document model, not to the page, wherever the page is not what a test is about: the model
+is complete while JupyterLab still draws.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+CHROMIUM_OPTIONS = [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-sandbox",  # the sandbox does not start as root, as in most containers
+]
+
+NOTEBOOK = "const doc = window.jupyterapp.shell.currentWidget;"
+CELL = f"{NOTEBOOK} const cell = doc.context.model.cells.get(index);"
+IDLE = f"""{NOTEBOOK}
+    const kernel = doc && doc.context && doc.context.sessionContext.session?.kernel;
+    const idle = kernel && kernel.connectionStatus === "connected" && kernel.status === "idle";"""
+
+
+def write_notebook(path: Path, cells: list[str]) -> None:
+    """Write a notebook of ``cells``; one that starts with ``%%markdown`` becomes a text cell."""
+    made = [
+        new_markdown_cell(source.removeprefix("%%markdown").lstrip())
+        if source.startswith("%%markdown")
+        else new_code_cell(source)
+        for source in cells
+    ]
+    # With no kernel named, JupyterLab opens a dialog that asks for one.
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
+
+
+class NotebookPage:
+    """One notebook, open in one page.
+
+    Attributes:
+        page: Playwright's page, for locators and clicks.
+        console: What the page wrote to the browser's console.
+        widget_errors: Uncaught errors that came through a widget's own module.
+        outside_requests: Addresses off this machine that the page asked for; all were refused.
+    """
+
+    def __init__(self, page, server, path: str) -> None:
+        self.page = page
+        self._server = server
+        self._path = path
+        self.console: list[str] = []
+        self.widget_errors: list[str] = []
+        self.outside_requests: list[str] = []
+        page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", self._note_error)
+        page.on("request", self._note_request)
+
+    def _note_error(self, error) -> None:
+        # anywidget imports a widget's module from a blob: address; JupyterLab has errors of its own.
+        stack = getattr(error, "stack", None) or str(error)
+        if "blob:" in stack:
+            self.widget_errors.append(stack)
+
+    def _note_request(self, request) -> None:
+        here = (self._server.url, self._server.url.replace("http", "ws", 1), "data:", "blob:")
+        if not request.url.startswith(here):
+            self.outside_requests.append(request.url)
+
+    def open(self, workspace: str) -> NotebookPage:
+        """Load JupyterLab with just this notebook, and wait for its kernel."""
+        # A workspace of its own and ?reset: no tabs of an earlier test are restored.
+        address = f"{self._server.url}/lab/workspaces/{workspace}/tree/{self._path}"
+        self.page.goto(f"{address}?reset&token={self._server.token}", wait_until="domcontentloaded")
+        self.page.wait_for_function("() => window.jupyterapp?.restored")
+        self.page.evaluate("() => window.jupyterapp.restored.then(() => true)")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.page.wait_for_function(f"() => {{ {IDLE} return Boolean(idle); }}")
+        return self
+
+    def command(self, name: str, **arguments: object) -> None:
+        """Run one of JupyterLab's own commands and wait until it is done."""
+        self.page.evaluate(
+            "([name, args]) => window.jupyterapp.commands.execute(name, args).then(() => true)",
+            [name, arguments],
+        )
+
+    def run_all(self, seconds: float = 120) -> None:
+        """Run every cell and wait until each has run and the kernel is idle."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+        ran = "cell.type !== 'code' || !cell.sharedModel.getSource().trim() || cell.executionCount != null"
+        self.page.wait_for_function(
+            f"() => {{ {IDLE} return idle && [...doc.context.model.cells].every(cell => {ran}); }}",
+            timeout=seconds * 1000,
+        )
+
+    def run_cell(self, index: int, seconds: float = 60) -> None:
+        """Run one cell, again if it has run, and wait for the kernel's answer."""
+        count = f"(index) => {{ {CELL} return cell.executionCount; }}"
+        before = self.page.evaluate(count, index)
+        self.page.evaluate(
+            f"(index) => {{ {NOTEBOOK} doc.content.activeCellIndex = index; doc.content.deselectAll(); }}",
+            index,
+        )
+        self.command("notebook:run-cell")
+        self.page.wait_for_function(
+            f"([index, before]) => {{ {CELL} return ![null, before].includes(cell.executionCount); }}",
+            arg=[index, before],
+            timeout=seconds * 1000,
+        )
+
+    def set_source(self, index: int, source: str) -> None:
+        """Replace the source of one cell."""
+        self.page.evaluate(
+            f"([index, source]) => {{ {CELL} cell.sharedModel.setSource(source); }}", [index, source]
+        )
+
+    def outputs(self, index: int) -> list[dict]:
+        """The outputs of one code cell, as nbformat writes them."""
+        return self.page.evaluate(f"(index) => {{ {CELL} return cell.outputs.toJSON(); }}", index)
+
+    def output_text(self, index: int) -> str:
+        """What one code cell printed, returned as plain text, or raised."""
+        return "".join(_plain_text(output) for output in self.outputs(index))
+
+    def eventually(self, index: int, expected: str, seconds: float = 10) -> None:
+        """Run a cell until it prints ``expected``.
+
+        ipywidgets holds a trait's update back while an earlier one is unanswered, so a cell that is run
+        right after quick clicks or keys can reach the kernel before the last of them does.
+        """
+        deadline = time.monotonic() + seconds
+        self.run_cell(index)
+        while self.output_text(index) != expected and time.monotonic() < deadline:
+            self.page.wait_for_timeout(100)
+            self.run_cell(index)
+        assert self.output_text(index) == expected
+
+    def theme(self, name: str) -> None:
+        """Change the theme, ``"JupyterLab Dark"``. The server remembers it: put it back."""
+        self.command("apputils:change-theme", theme=name)
+        # The body has no box of its own, so it never counts as visible.
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{name}']", state="attached")
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
+
+    def save(self) -> dict:
+        """Save, and read the file that was written."""
+        self.command("docmanager:save")
+        return json.loads((self._server.root / self._path).read_text())
+
+    def shot(self, path: Path) -> None:
+        """Take a picture of what the window shows."""
+        self.page.screenshot(path=path)
+
+
+def _plain_text(output: dict) -> str:
+    if output["output_type"] == "error":
+        return f"{output['ename']}: {output['evalue']}"
+    text = output["text"] if output["output_type"] == "stream" else output["data"].get("text/plain", "")
+    return text if isinstance(text, str) else "".join(text)
