@@ -4,9 +4,9 @@
 list, a dict, a dataclass, a partial or an unregistered module stays behind; here it is found, and can be
 re-pointed.
 
-Looking runs no code of the objects that are looked at: it reads instance dictionaries, `__slots__` descriptors
-and the base classes' own iterators. Their properties, `__getattr__`, `__iter__`, `__eq__` and `__len__` never
-run.
+Looking runs no code of the objects that are looked at: it reads instance dictionaries, `__slots__`
+descriptors and the base classes' own iterators. Their properties, `__getattr__`, `__iter__`, `__eq__` and
+`__len__` never run.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def slots(module: nn.Module, registered: Collection[int] | None = None) -> Itera
             yield Slot(name, "buffer", tensor, _item(buffers, name), persistent=name not in transient)
     found = suspects(space)
     if found:
-        for slot in Scanner(registered_ids(module) if registered is None else registered).scan(space, found):
+        scanner = Scanner(lambda: registered_ids(module) if registered is None else registered)
+        for slot in scanner.scan(space, found):
             if isinstance(slot, Slot):
                 yield slot
 
@@ -151,12 +152,12 @@ class Scanner:
     """Looks for tensors through plain attributes, each object at most once in the life of a scanner.
 
     Args:
-        registered: Ids of the modules and tensors that are registered in the model: its modules are not
-            entered, its tensors are yielded as references.
+        registered: Gives the ids of the modules and tensors that are registered in the model: its modules are
+            not entered, its tensors are yielded as references. Called once, and only if one is met at all.
     """
 
-    def __init__(self, registered: Collection[int]):
-        self._registered = registered
+    def __init__(self, registered: Callable[[], Collection[int]]):
+        self._registered = functools.cache(registered)
         self._seen: set[int] = set()
         self._openers: dict[type, Callable | None] = {}
 
@@ -172,10 +173,12 @@ class Scanner:
         while stack:
             name, value, put, depth = stack.pop()
             if issubclass(type(value), torch.Tensor):
-                yield Slot(name, "attribute", value, put, reference=id(value) in self._registered)
+                yield Slot(name, "attribute", value, put, reference=id(value) in self._registered())
                 continue
             opener = self._opener(type(value))
-            if opener is None or id(value) in self._seen or id(value) in self._registered:
+            if opener is None or id(value) in self._seen:
+                continue
+            if opener is _open_module and id(value) in self._registered():
                 continue
             self._seen.add(id(value))
             visits += 1

@@ -55,7 +55,7 @@ class Generators:
             followed.stream = Stream(start)
             followed.places.setdefault(hash(token), (followed.stream, 0))
         index = followed.stream.append(draw)
-        with plain_torch():
+        with torch._C._DisableTorchDispatch():
             self._scratch.random_(generator=followed.generator)
         followed.token = _token(followed.generator)
         followed.places[hash(followed.token)] = (followed.stream, index + 1)

@@ -7,8 +7,9 @@ characteristic polynomial. Polynomials are Python ints here, bit ``i`` for ``x**
 where it leaps.
 
 Source: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998), for the recurrence and its
-polynomial; Haramoto et al., "Efficient jump ahead for F2-linear random number generators", INFORMS J. Computing
-20 (2008), for the method; torch 2.13, aten/src/ATen/CPUGeneratorImpl.cpp, for where the words lie in a state.
+polynomial; Haramoto et al., "Efficient jump ahead for F2-linear random number generators", INFORMS J.
+Computing 20 (2008), for the method; torch 2.13, aten/src/ATen/CPUGeneratorImpl.cpp, for where the words lie
+in a state.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ class recording:  # noqa: N801 - reads as a statement: `with metaviz.recording()
     def __init__(self, *, value_limit: int = VALUE_LIMIT) -> None:
         self.tape = Tape()
         self._value_limit = value_limit
+        self._built: list[torch.nn.Module] | None = None
 
     def __enter__(self) -> recording:
         if getattr(_active, "recording", None) is not None:
@@ -76,7 +77,8 @@ class recording:  # noqa: N801 - reads as a statement: `with metaviz.recording()
     def __exit__(self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
         self._stack.close()
         if error is None:
-            _remember_modules(self.tape)
+            for module in _living_modules() if self._built is None else self._built:
+                remember(module, self.tape)
         else:
             error.__traceback__ = _without_our_frames(trace)
 
@@ -104,8 +106,11 @@ def build(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         True
     """
     __tracebackhide__ = True
-    with recording():
-        return fn(*args, **kwargs)
+    with recording() as rec:
+        result = fn(*args, **kwargs)
+        if isinstance(result, torch.nn.Module):
+            rec._built = list(result.modules())
+        return result
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -152,8 +157,8 @@ def _restored_process_state():
             torch.set_default_device(device)
 
 
-def _remember_modules(tape: Tape) -> None:
-    """Let the tape know the modules it has built. Nobody hands them over, so they are looked for among all objects."""
+def _living_modules() -> list[torch.nn.Module]:
+    """Every module there is: nobody hands over what a `with` block has built."""
     kinds = set()
     todo = [torch.nn.Module]
     while todo:
@@ -161,9 +166,7 @@ def _remember_modules(tape: Tape) -> None:
         if kind not in kinds:
             kinds.add(kind)
             todo.extend(type.__subclasses__(kind))
-    for thing in gc.get_objects():
-        if type(thing) in kinds:
-            remember(thing, tape)
+    return [thing for thing in gc.get_objects() if type(thing) in kinds]
 
 
 def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -41,10 +41,26 @@ _FILLS = {
 }
 
 
+
+
+def _can_draw(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0) -> bool:
+    return low <= high and tensor.dtype.is_floating_point
+
+
+# Fills whose meta kernel has nothing to do, and takes up to half a millisecond to do it: it is skipped where these
+# say that an ordinary build would not raise.
+_SKIPPABLE = {
+    aten.zero_.default: lambda tensor: True,
+    aten.fill_.Scalar: lambda tensor, value: True,
+    aten.uniform_.default: _can_draw,
+    aten.normal_.default: lambda tensor, mean=0.0, std=1.0: _can_draw(tensor, 0.0, std),
+}
+
+
 class Kind:
     """What the recorder must know of an aten op, worked out once per op."""
 
-    __slots__ = ("empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random", "reader", "window", "written")
+    __slots__ = ("empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random", "reader", "skippable", "window", "written")
 
     def __init__(self, func: Any) -> None:
         schema, tags = func._schema, func.tags
@@ -69,14 +85,11 @@ class Kind:
         self.written = tuple(i for i, a in mutable if not a.kwarg_only)
         self.outs = tuple(a.name for _, a in mutable if a.kwarg_only)
         self.overwrites = name in _OVERWRITES or bool(self.outs)
+        self.skippable = _SKIPPABLE.get(func)
 
     def targets(self, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that the op writes."""
-        for i in self.written:
-            if i < len(args):
-                yield from tensors_in(args[i])
-        for name in self.outs:
-            yield from tensors_in(kwargs.get(name))
+        yield from tensors_in([args[i] for i in self.written if i < len(args)], {n: kwargs.get(n) for n in self.outs})
 
 
 kind_of = functools.cache(Kind)
@@ -108,6 +121,12 @@ class Recorder:
 
     def run(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
         """Do one aten op as the constructor expects it."""
+        if kind.skippable is not None and not kwargs and kind.skippable(*args):
+            window = window_of(args[0], self.tape)
+            if window is not None:
+                reads = () if self._covers(window) else (window.storage,)
+                self._append(func, (window, *args[1:]), {}, reads, (window,), (), kind.random)
+                return args[0]
         taped, real, foreign = self._survey(args, kwargs)
         device = kwargs.get("device") if kind.has_device else None
         if device is not None and device.type == "meta":
@@ -130,7 +149,7 @@ class Recorder:
 
     def _survey(self, args: tuple, kwargs: dict) -> tuple[bool, bool, bool]:
         taped = real = foreign = False
-        for tensor in tensors_in((args, kwargs) if kwargs else args):
+        for tensor in tensors_in(args, kwargs):
             tag = tag_of(tensor)
             if tag is not None:
                 taped = True
@@ -155,14 +174,16 @@ class Recorder:
         kwargs = {name: None if name == "generator" else v for name, v in kwargs.items() if name != "pin_memory"}
         if "quantized" in kind.name:
             return self.for_real(func, kind, args, kwargs)
-        out = func(*args, **{**kwargs, "device": META})
+        # The meta kernels of the fills are Python and slow; what they fill with is on the tape anyway.
+        allocate = aten.empty.memory_format if kind.name in ("zeros", "ones", "rand", "randn") else func
+        out = allocate(*args, **{**kwargs, "device": META})
         self.tape.tag(out.untyped_storage())
         if kind.empty or out.numel() == 0:
             return out
         window = window_of(out)
         if kind.fill is None:
             encoded = map_tensors((args, kwargs), window_of)
-            reads = tuple({w.storage for w in map(window_of, tensors_in((args, kwargs)))})
+            reads = tuple({w.storage for w in map(window_of, tensors_in(args, kwargs))})
             self._append(func, *encoded, reads, (window,), (window,), kind.random, generator)
         else:
             fill, values = kind.fill
@@ -184,7 +205,7 @@ class Recorder:
         if generator is not None:
             kwargs = {**kwargs, "generator": None}
         try:
-            out = func(*args, **kwargs)
+            out = args[0] if kind.skippable is not None and kind.skippable(*args) else func(*args, **kwargs)
         except Exception as error:
             return self._where_meta_fails(error, func, kind, args, {**kwargs, "generator": generator})
         if kind.name == "resize_":
@@ -193,7 +214,7 @@ class Recorder:
             return out
         targets = tuple(map(window_of, kind.targets(args, kwargs)))
         encoded = map_tensors((args, kwargs), window_of)
-        sources = [window_of(t) for t in tensors_in((args, kwargs) if kwargs else args)]
+        sources = [window_of(t) for t in tensors_in(args, kwargs)]
         if kind.overwrites:
             for target in targets:
                 if self._covers(target):
@@ -213,9 +234,10 @@ class Recorder:
         return window_of(out)
 
     def _covers(self, window: Window) -> bool:
-        return window.extent() == (0, self.tape.storages[window.storage].nbytes) and window.numel() * (
-            window.dtype.itemsize
-        ) == self.tape.storages[window.storage].nbytes
+        nbytes = self.tape.storages[window.storage].nbytes
+        if window.offset or window.numel() * window.dtype.itemsize != nbytes:
+            return False
+        return window.is_contiguous() or window.extent() == (0, nbytes)
 
     def _append(self, func, args, kwargs, reads, writes, outputs, random=False, generator=None) -> None:
         number = len(self.tape.ops)
@@ -244,7 +266,7 @@ class Recorder:
 
     def for_real(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
         """Run an op on real values: what it gives are constants of the tape, what it writes too."""
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = list(tensors_in(args, kwargs))
         taped = [t for t in tensors if self.is_taped(t)]
         targets = list(kind.targets(args, kwargs))
         copies = {id(t): self.value(t, kind.name) for t in taped}
@@ -291,7 +313,12 @@ class Recorder:
         self.tape.append(Op(aten.copy_.default, (window, value), {}, reads, (window,), (), where()))
 
     def twin(self, real: torch.Tensor) -> torch.Tensor:
-        """The meta tensor that stands for a real one, whose values the tape keeps."""
+        """The meta tensor that stands for a real one, whose values the tape keeps.
+
+        Quantized and sparse tensors have no meta twin that could be set on a storage: they stay what they are.
+        """
+        if real.is_quantized or real.layout is not torch.strided:
+            return real
         known = self._twins.get(id(real))
         if known is not None and known[1] == real._version:
             return known[2]

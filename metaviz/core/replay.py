@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from metaviz.core.rng import DrawCount, count_draws
 from metaviz.core.tape import Op, Tape, Window, map_windows
 
 CPU = torch.device("cpu")
@@ -223,10 +224,13 @@ class OpDraw:
         self.tape = tape
         self.number = number
 
-    def count(self) -> int | None:
-        """Raw draws that the op takes, None if only running it tells."""
+    def count(self) -> DrawCount | None:
+        """What the op takes from the generator, None if only running it tells."""
         op = self.tape.ops[self.number]
-        return None
+        if not hasattr(op.func, "_schema") or len(op.writes) != 1:
+            return None
+        (window,) = op.writes
+        return count_draws(op.func, op.args, window.numel(), window.dtype, window.is_contiguous())
 
     def run(self, generator: torch.Generator) -> None:
         """Run the op in scratch memory, for what it does to ``generator``."""

@@ -64,28 +64,27 @@ def total(tallies: Iterable[Tally]) -> Tally:
     return result
 
 
-def corrections(columns, storages: list[int | None]) -> dict[int, Tally]:
-    """Row → what to add to its form's tally so that each storage below it counts once.
-
-    Args:
-        columns: The finished rows.
-        storages: For each row an identity of the storage that its tensor views; None for modules.
-    """
+def corrections(columns) -> dict[int, Tally]:
+    """Row → what to add to its form's tally so that each storage below it counts once."""
+    # A storage is named by the first row that views it.
     groups: dict[int, list[tuple[int, int]]] = {}
     for row, (what, first) in columns.links.items():
         if what == "shared":
             for tensor in _below(columns, first):
-                groups.setdefault(storages[tensor], []).append((row, tensor))
+                groups.setdefault(_storage(columns, tensor), []).append((row, tensor))
         elif what != "cycle":
-            groups.setdefault(storages[row], [])
-    for row, storage in enumerate(storages):
-        if storage in groups:
-            groups[storage].append((columns.parents[row], row))
+            groups.setdefault(_storage(columns, row), []).append((columns.parents[row], row))
     fixes: dict[int, Tally] = {}
-    for group in groups.values():
-        for row, fix in _fixes(columns, group):
+    for first, group in groups.items():
+        for row, fix in _fixes(columns, [(columns.parents[first], first), *group]):
             fixes.setdefault(row, Tally()).add(fix)
     return fixes
+
+
+def _storage(columns, tensor: int) -> int:
+    while tensor in columns.links:
+        tensor = columns.links[tensor][1]
+    return tensor
 
 
 def _below(columns, module: int) -> Iterator[int]:

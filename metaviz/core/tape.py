@@ -33,6 +33,15 @@ class Window(NamedTuple):
         """Number of elements."""
         return math.prod(self.size)
 
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in memory in the order of their indices, without gaps."""
+        expected = 1
+        for n, step in zip(reversed(self.size), reversed(self.stride), strict=True):
+            if n != 1 and step != expected:
+                return False
+            expected *= n
+        return True
+
     def on(self, memory: torch.UntypedStorage) -> torch.Tensor:
         """The tensor that this window shows of ``memory``."""
         blank = torch.empty(0, dtype=self.dtype, device=memory.device)
@@ -192,7 +201,7 @@ def window_of(tensor: torch.Tensor, tape: Tape | None = None) -> Window | None:
     tag = tag_of(tensor)
     if tag is None or (tape is not None and tag.tape is not tape):
         return None
-    return Window(tag.storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Window(tag.storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def constant(value: torch.Tensor, version: int) -> torch.Tensor:
@@ -231,13 +240,14 @@ def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a nest of lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments of an op, also within lists and tuples."""
+    found = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) is list or type(value) is tuple:
+            found += tensors_in(value, {})
+    return found
+
+

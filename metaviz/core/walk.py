@@ -1,8 +1,4 @@
-"""One pass over a model: what every row of its tree is, in columns, without holding on to a tensor.
-
-Rows are numbered in the order of the walk: a module, its parameters, buffers and attributes, then its children.
-What rows that look alike have in common is one `Form`, made once: the 10,240 experts of a mixture cost a name and
-a few references each. Folding compares forms by identity.
+"""One pass over a model: what every row of its tree is, without holding on to a tensor.
 
 Only `_modules`, `_parameters`, `_buffers` and `__dict__` are read, never an attribute by name: a child named
 `half` is shadowed by a method, and a property may raise.
@@ -17,57 +13,9 @@ import torch
 from torch import nn
 
 from metaviz.core.attributes import Scanner, Slot, Trouble, registered_ids, suspects
+from metaviz.core.columns import Columns, Form
 from metaviz.core.measure import Facts, Refusal, measure, unfillable
 from metaviz.core.tally import Tally, corrections, total
-
-
-class Form:
-    """What all rows that look alike have in common.
-
-    Attributes:
-        kind: `"module"`, `"parameter"`, `"buffer"` or `"attribute"`.
-        cls: Name of the class.
-        tally: Sums over the slots below; a tensor's own numbers.
-        mark: Of a tensor; a module's follows from its tally.
-        source: What would fill a tensor, or None.
-        persistent: Of a buffer.
-        facts: Of a tensor: shape, dtype, bytes.
-    """
-
-    __slots__ = ("cls", "facts", "kind", "mark", "persistent", "source", "tally")
-
-    def __init__(self, kind: str, cls: str, tally: Tally, mark: str | None = None):
-        self.kind, self.cls, self.tally, self.mark = kind, cls, tally, mark
-        self.source: str | None = None
-        self.persistent: bool | None = None
-        self.facts: Facts | None = None
-
-
-class Columns:
-    """The rows of a model: one entry per row in each list, and only the rows concerned in each dict.
-
-    Attributes:
-        names: Last part of the path.
-        parents: Row of the module that has this row; -1 for the root.
-        ends: The rows from this one up to here lie below it.
-        forms: The `Form` of each row.
-        answers: What the source said about a meta tensor, else None.
-        links: Row → ("tie" / "alias" / "shared" / "cycle", the earlier row that it repeats).
-        outward: Row → links of its subtree that lead out of it, as (offset in the subtree, row, what).
-        troubles: Row → why it could not be looked at.
-        fixes: Row → what to add to its form's tally so that every storage counts once.
-    """
-
-    def __init__(self):
-        self.names: list[str] = []
-        self.parents: list[int] = []
-        self.ends: list[int] = []
-        self.forms: list[Form] = []
-        self.answers: list[Any] = []
-        self.links: dict[int, tuple[str, int]] = {}
-        self.outward: dict[int, tuple[tuple[int, int, str], ...]] = {}
-        self.troubles: dict[int, str] = {}
-        self.fixes: dict[int, Tally] = {}
 
 
 def walk(model: nn.Module, answer: Callable) -> Columns:
@@ -92,7 +40,6 @@ class _Walk:
         self.modules: dict[int, int] = {}
         self.tensors: dict[int, int] = {}
         self.storages: dict[int, int] = {}
-        self.viewed: list[int | None] = []
         # Links below the modules that are still open: (row, row that it repeats, what).
         self.open_links: list[tuple[int, int, str]] = []
         # Tensors that only exist while something holds them (scripted modules make them on the way) keep their ids.
@@ -121,7 +68,7 @@ class _Walk:
                 form = self.close(row, parts, links, cls)
                 if stack:
                     stack[-1][1].extend((columns.names[row], form))
-        columns.fixes = corrections(columns, self.viewed)
+        columns.fixes = corrections(columns)
         return columns
 
     def row(self, name: Any, parent: int, form: Form | None = None) -> int:
@@ -130,8 +77,6 @@ class _Walk:
         columns.parents.append(parent)
         columns.ends.append(row + 1)
         columns.forms.append(form)
-        columns.answers.append(None)
-        self.viewed.append(None)
         return row
 
     def module(self, name: str, parent: int, module: nn.Module) -> Form | tuple:
@@ -172,7 +117,7 @@ class _Walk:
 
     def attributes(self, row: int, module: nn.Module, space: dict, found: list[str], parts: list[Any]) -> None:
         if self.scanner is None:
-            self.scanner = Scanner(registered_ids(self.model))
+            self.scanner = Scanner(lambda: registered_ids(self.model))
         for slot in self.scanner.scan(space, found):
             if isinstance(slot, Slot):
                 if not slot.reference:
@@ -195,7 +140,7 @@ class _Walk:
         columns, first, reply = self.columns, self.tensors.get(id(tensor)), None
         facts, storage = measure(tensor, self.known)
         if first is not None:
-            reply = columns.answers[first]
+            reply = columns.answers.get(first)
         elif facts.empty:
             reply = unfillable(facts) or self.ask(tensor, module, name, kind)
         source = reply.source if reply else None
@@ -206,8 +151,8 @@ class _Walk:
             form = self.forms[key] = Form(kind, facts.cls, _tally(kind, mark, facts), mark)
             form.source, form.persistent, form.facts = source, persistent, facts
         row = self.row(name, parent, form)
-        columns.answers[row] = reply
-        self.viewed[row] = storage
+        if reply is not None:
+            columns.answers[row] = reply
         if first is not None:
             self.link(row, first, "tie")
             return form

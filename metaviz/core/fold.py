@@ -1,0 +1,137 @@
+"""Folding: what to show of a tree when there is room for some lines only.
+
+Repeated blocks become one line, `layers.0 … 79`, as long as they look alike and are in the same state; a block that
+was materialized stands out of its run. Two rows look alike when they have one `Form`, so folding compares references.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from metaviz.core.columns import Columns
+
+# A ModuleList has no forward: where its blocks fold into this many runs, they are shown in its place.
+INLINE_RUNS = 5
+_DIGITS = "0123456789"
+
+
+class Branch:
+    """One line of a drawing: a row, or a run of rows that look alike, with the lines below it.
+
+    Attributes:
+        row: The row; the first one of a run.
+        last: The last row of a run; `row` itself where there is one only.
+        count: How many rows the line stands for.
+        label: Name to show: `"q_proj.weight"`, `"layers.0 … 79"`.
+        shown: Row whose numbers are shown: a module with one tensor and nothing else shares a line with it.
+        branches: The lines below, those of the first row of a run; None where they are left out.
+        missing: How many rows right below are left out because there are too many.
+    """
+
+    __slots__ = ("branches", "count", "label", "last", "missing", "row", "shown")
+
+    def __init__(self, row: int, last: int, count: int, label: str):
+        self.row = self.shown = row
+        self.last = last
+        self.count = count
+        self.label = label
+        self.branches: list[Branch] | None = None
+        self.missing = 0
+
+
+def outline(
+    columns: Columns, root: int, *, lines: int, depth: int | None = None, width: int = 40, unfold: bool = False
+) -> Branch:
+    """The lines of a drawing, opened level by level while there is room.
+
+    Args:
+        columns: The rows.
+        root: Row to start from.
+        lines: How many lines there is room for.
+        depth: How many levels below the root to open; None for all.
+        width: How many lines to show right below any one.
+        unfold: Whether to show each of some repeated blocks.
+    """
+    top = Branch(root, root, 1, columns.names[root])
+    todo = deque([(top, 0)])
+    used = 1
+    while todo:
+        branch, level = todo.popleft()
+        if level == depth or columns.ends[branch.shown] == branch.shown + 1:
+            continue
+        below = _below(columns, branch.row, unfold)
+        room = min(width, lines - used)
+        # One line that says "more" in the place of a single one would save nothing.
+        if len(below) > room + 1:
+            branch.missing = sum(each.count for each in below[room:])
+            below = below[:room]
+        if not below:
+            continue
+        branch.branches = below
+        used += len(below)
+        todo.extend((each, level + 1) for each in below)
+    return top
+
+
+def hidden(columns: Columns, branch: Branch) -> bool:
+    """Whether there are rows below a branch that its drawing leaves out altogether."""
+    return branch.branches is None and columns.ends[branch.shown] > branch.shown + 1
+
+
+def _below(columns: Columns, parent: int, unfold: bool) -> list[Branch]:
+    """The lines right below a row."""
+    lines: list[Branch] = []
+    for branch in runs(columns, parent, unfold):
+        inner = runs(columns, branch.row, unfold) if _is_list(columns, branch) else []
+        if 0 < len(inner) <= INLINE_RUNS and any(each.count > 1 for each in inner):
+            for each in inner:
+                each.label = f"{branch.label}.{each.label}"
+            lines += inner
+        else:
+            lines.append(branch)
+    for branch in lines:
+        only = branch.row + 1
+        if branch.count == 1 and columns.ends[branch.row] == only + 1 and columns.forms[only].kind != "module":
+            branch.label += f".{columns.names[only]}"
+            branch.shown = only
+    return lines
+
+
+def _is_list(columns: Columns, branch: Branch) -> bool:
+    return branch.count == 1 and columns.forms[branch.row].cls == "ModuleList"
+
+
+def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
+    """The rows right below a row, with neighbours that look alike and are numbered on as one."""
+    branches: list[Branch] = []
+    previous = None
+    for row in columns.children(parent):
+        if previous is not None and not unfold and _alike(columns, previous.last, row):
+            previous.last = row
+            previous.count += 1
+        else:
+            previous = Branch(row, row, 1, columns.names[row])
+            branches.append(previous)
+    for branch in branches:
+        if branch.count > 1:
+            branch.label += f" … {_number(columns.names[branch.last])}"
+    return branches
+
+
+def _alike(columns: Columns, row: int, following: int) -> bool:
+    if columns.forms[row] is not columns.forms[following] or following in columns.troubles:
+        return False
+    if columns.outward.get(row) != columns.outward.get(following):
+        return False
+    name, number = columns.names[row], _number(columns.names[following])
+    stem = columns.names[following].removesuffix("]")[: -len(number) or None]
+    end = "]" * name.endswith("]")
+    return bool(number) and name == f"{stem}{int(number) - 1}{end}" and columns.names[following].endswith(end)
+
+
+def _number(name: str) -> str:
+    """The number at the end of a name, `""` where there is none."""
+    name = name.removesuffix("]")
+    # Longer ones are no counters, and int() refuses to read the longest.
+    number = name[len(name.rstrip(_DIGITS)) :]
+    return number if len(number) < 10 else ""

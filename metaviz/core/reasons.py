@@ -1,0 +1,164 @@
+"""Why a row has its mark, in a sentence with the next step as code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from metaviz.core.columns import Columns
+from metaviz.core.units import format_bytes, format_exact, plural
+
+_DONE = {"replay": "replayed", "reset": "reset", "checkpoint": "loaded"}
+
+
+def reason(columns: Columns, row: int) -> str:
+    """The sentence of one row, such as `"12 of 14 tensors can be replayed; blocked: encoder.pos, encoder.scale"`."""
+    return ". Next: ".join(filter(None, (fact(columns, row), step(columns, row))))
+
+
+def fact(columns: Columns, row: int) -> str:
+    """Why a row has its mark, without the next step and without a full stop."""
+    if row in columns.troubles:
+        return columns.troubles[row]
+    what, first = columns.links.get(row, ("", -1))
+    if what in ("shared", "cycle"):
+        path = columns.path(first) or "the root"
+        return f"shared with {path}" if what == "shared" else f"leads back to {path}, which it is a part of"
+    if columns.forms[row].kind == "module":
+        return _counts(columns, row)
+    answer = columns.answers.get(row)
+    if answer is None:
+        return f"holds values on {columns.forms[row].facts.device}"
+    return answer.reason.rstrip(".")
+
+
+def step(columns: Columns, row: int) -> str | None:
+    """The next step as code, or None where there is nothing to do."""
+    what, first = columns.links.get(row, ("", -1))
+    if what in ("shared", "cycle"):
+        return f"tree[{columns.path(first)!r}]"
+    mark = columns.mark(row)
+    if mark in ("ready", "partial"):
+        path = columns.path(row)
+        where = f", {path!r}" if path else ""
+        return f'metaviz.materialize(model{where}, device="cpu")'
+    if mark == "blocked":
+        for tensor in blocked(columns, row):
+            answer = columns.answers.get(tensor)
+            return answer and answer.fix
+    return None
+
+
+def blocked(columns: Columns, row: int) -> Iterator[int]:
+    """The blocked tensors below a row, itself included, in the order of the walk; whole subtrees are skipped."""
+    todo = [row]
+    while todo:
+        row = todo.pop()
+        form = columns.forms[row]
+        if form.mark == "blocked" and form.tally.blocked:
+            if columns.links.get(row, ("",))[0] != "tie":
+                yield row
+        elif form.tally.blocked:
+            if row in columns.troubles:
+                yield row
+            todo.extend(reversed(list(columns.children(row))))
+
+
+def _counts(columns: Columns, row: int) -> str:
+    """How many of the tensors below a module can be given values, and which cannot."""
+    tally = columns.tally(row)
+    if not tally.tensors:
+        return "no tensors below"
+    others = tally.tensors - tally.real
+    if not others:
+        return "its tensor holds values" if tally.tensors == 1 else f"all {plural(tally.real, 'tensor')} hold values"
+    start = f"{tally.real} of {plural(tally.tensors, 'tensor')} hold values; " if tally.real else ""
+    of = f"of the other {others}" if start else f"of {plural(others, 'tensor')}"
+    done = _verb(columns, row)
+    if tally.ready == others:
+        whole = "its tensor" if others == 1 else f"all {plural(others, 'tensor')}"
+        return f"{start}the other {others} can be {done}" if start else f"{whole} can be {done}"
+    names = []
+    for tensor in blocked(columns, row):
+        if len(names) == 3:
+            names.append("…")
+            break
+        names.append(columns.path(tensor) or "the root")
+    return f"{start}{tally.ready} {of} can be {done}; blocked: {', '.join(names)}"
+
+
+def _verb(columns: Columns, row: int) -> str:
+    """What the source of the first ready tensor below does."""
+    while columns.forms[row].kind == "module":
+        row = next((child for child in columns.children(row) if columns.forms[child].tally.ready), -1)
+        if row < 0:
+            return "given values"
+    return _DONE.get(columns.forms[row].source, "given values")
+
+
+def explain(columns: Columns, row: int) -> str:
+    """A short paragraph about a row: what it is, how large, where, and what can be done."""
+    form = columns.forms[row]
+    path = columns.path(row)
+    what = f"{path} ({form.cls})" if path else form.cls
+    about = _module(columns, row) if form.kind == "module" else _tensor(columns, row)
+    words = f"{what} is {about}. {fact(columns, row)}."
+    next_step = step(columns, row)
+    # A sentence may begin with a name, which keeps its spelling.
+    return f"{words} Next: {next_step}" if next_step else words
+
+
+def _module(columns: Columns, row: int) -> str:
+    tally, (numel, nbytes) = columns.tally(row), columns.by_path(row)
+    places = ", ".join(sorted({device for device, _ in tally.where})) or "no device"
+    text = f"a module of {plural(tally.numel, 'parameter')} in {plural(tally.tensors, 'tensor')}"
+    text += f", {format_bytes(tally.nbytes)} on {places}"
+    if (numel, nbytes) != (tally.numel, tally.nbytes):
+        text += f" (counted by path {format_exact(numel)} and {format_bytes(nbytes)})"
+    return text
+
+
+def _tensor(columns: Columns, row: int) -> str:
+    form = columns.forms[row]
+    if form.facts is None:
+        return "an attribute"
+    facts = form.facts
+    saved = {True: "saved ", False: "unsaved ", None: ""}[form.persistent]
+    kind = {"parameter": "" if facts.requires_grad else "frozen ", "buffer": saved, "attribute": "plain "}[form.kind]
+    shape = "of unknown shape" if facts.shape is None else str(facts.shape)
+    text = f"a {kind}{form.kind} {shape} in {facts.dtype}, {format_bytes(facts.nbytes)} on {facts.device}"
+    link, first = columns.links.get(row, ("", -1))
+    if link == "tie":
+        text += f", the same tensor as {columns.path(first)}"
+    elif link == "alias":
+        text += f", a view of the storage of {columns.path(first)}"
+    if form.kind == "attribute" and facts.device == "meta":
+        text += "; it is stale: Module.to and to_empty never see it"
+    return text
+
+
+def unknown(columns: Columns, root: int, path: str) -> str:
+    """What to say about a path that leads nowhere: the nearest one that does, or what there is."""
+    where = columns.path(root) or "the model"
+    near = _nearest(columns, root, path)
+    if near:
+        return f"No module or tensor {path!r} in {where}. The nearest is {near!r}. Next: tree[{near!r}]"
+    names = [columns.names[child] for child in columns.children(root)]
+    some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"No module or tensor {path!r} in {where}. " + (f"It has: {some}" if names else "It has nothing below it.")
+
+
+def _nearest(columns: Columns, root: int, path: str) -> str | None:
+    """The path that follows this one part by part, taking the most similar name where a part is wrong."""
+    row, parts = root, path.split(".")
+    for part in parts:
+        below = {columns.names[child]: child for child in columns.children(row)}
+        close = [part] if part in below else get_close_matches(part, below, n=1)
+        if not close:
+            break
+        row = below[close[0]]
+    else:
+        return columns.path(row)
+    # Whoever leaves out the front of a path means one that ends like it.
+    ending = next((known for known in columns.index if known.endswith(f".{path}")), None)
+    return ending or columns.path(row) or None
