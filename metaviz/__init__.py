@@ -7,3 +7,17 @@ from metaviz.errors import MetavizError
 
 __version__ = "0.1.0"
 __all__ = ["MetavizError", "Plan", "Report", "build", "materialize", "plan", "recording", "unload"]
+
+
+def load_ipython_extension(ipython):
+    """Register the magics; `%load_ext metaviz` calls this."""
+    from metaviz import magics
+
+    magics.load(ipython)
+
+
+def unload_ipython_extension(ipython):
+    """Take the magics away again; `%unload_ext metaviz` calls this."""
+    from metaviz import magics
+
+    magics.unload(ipython)

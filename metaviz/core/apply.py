@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from metaviz.core.origin import Was, mark_real, was
 from metaviz.core.paths import Model, Place
 from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare, some
 from metaviz.core.replay import draws_for, plain_torch, replay
-from metaviz.core.tape import MARK, Tag
+from metaviz.core.tape import MARK, Tag, Window, window, window_of
 from metaviz.core.units import format_bytes, format_seconds
 from metaviz.errors import WouldLoseValues
 
@@ -116,18 +117,22 @@ def materialize(
         NotEnoughMemory: The values do not fit; both numbers are named.
 
     Example:
-        >>> model = metaviz.build(torch.nn.Sequential, torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        >>> model = metaviz.build(torch.nn.Transformer, num_encoder_layers=48)
+        >>> metaviz.materialize(model, "encoder.layers.47").device
+        device(type='cpu')
     """
     began = time.perf_counter()
-    with _lock:
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress={progress!r} cannot be called. Next: metaviz.materialize(model, paths, progress=print)")
+    with _lock, plain_torch():
         work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
         check(work.plan, blocked)
-        with plain_torch():
-            filled = _fill_aside(work, rng, progress or (lambda *_: None))
-            changes = [Change(old, _dressed_as(old, new), work.places[id(old)]) for old, new, _ in filled]
-            changes += [_moved_lazy(old, work) for old in work.lazy]
-            _mark(filled)
-            _commit(changes)
+        try:
+            changes = _carry_out(work, rng, progress or (lambda *_: None))
+        except BaseException as error:
+            # Notebooks keep the last traceback, and its frames keep what was filled aside.
+            traceback.clear_frames(error.__traceback__)
+            raise
     described = work.plan
     return Report(
         "materialized",
@@ -159,32 +164,31 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         WouldLoseValues: A chosen tensor was not given its values by metaviz, or was changed since, or has gradients.
     """
     began = time.perf_counter()
-    with _lock:
+    with _lock, plain_torch():
         view = Model(model)
         by_tensor: dict[int, list[Place]] = {}
         for place in view.places:
             by_tensor.setdefault(id(place.slot.tensor), []).append(place)
         chosen = _unloadable(view.select(paths), by_tensor, force)
-        with plain_torch():
-            blank: dict[tuple[int, int], torch.UntypedStorage] = {}
-            changes = [
-                Change(tensor, _dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
-                for tensor, then in chosen
-            ]
-            nbytes = sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t, _ in chosen)}.values())
-            described = tuple(
-                PlannedTensor(
-                    by_tensor[id(t)][0].path,
-                    tuple(place.path for place in by_tensor[id(t)][1:]),
-                    tuple(t.shape),
-                    t.dtype,
-                    t.numel() * t.element_size(),
-                    "replay",
-                    "materialize it again for the same values",
-                )
-                for t, _ in chosen
+        blank: dict[tuple[int, int], torch.UntypedStorage] = {}
+        changes = [
+            Change(tensor, _dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
+            for tensor, then in chosen
+        ]
+        nbytes = sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t, _ in chosen)}.values())
+        described = tuple(
+            PlannedTensor(
+                by_tensor[id(t)][0].path,
+                tuple(place.path for place in by_tensor[id(t)][1:]),
+                tuple(t.shape),
+                t.dtype,
+                t.numel() * t.element_size(),
+                "replay",
+                "materialize it again for the same values",
             )
-            _commit(changes)
+            for t, _ in chosen
+        )
+        _commit(changes)
     return Report(
         "unloaded",
         described,
@@ -218,10 +222,10 @@ class Change:
         except RuntimeError:
             # Weak references, autograd graphs and views hold on to the tensor: then its places get a new object.
             for place in self.places:
-                if place.slot.settable:
-                    self.repointed.append(place.path)
+                try:
                     place.slot.set(self.new)
-                else:
+                    self.repointed.append(place.path)
+                except Exception:  # a tuple, or a dict whose class lets nothing be set
                     self.stranded.append(place.path)
 
     def undo(self) -> None:
@@ -232,6 +236,15 @@ class Change:
         for place in self.places:
             if place.path in self.repointed:
                 place.slot.set(self.old)
+
+
+def _carry_out(work: Work, rng: str, progress: Progress) -> list[Change]:
+    filled = _fill_aside(work, rng, progress)
+    changes = [Change(old, new, work.places[id(old)]) for old, new, _ in filled]
+    changes += [_moved_lazy(old, work) for old in work.lazy]
+    _mark(filled)
+    _commit(changes)
+    return changes
 
 
 def _fill_aside(work: Work, rng: str, progress: Progress) -> list[tuple[torch.Tensor, torch.Tensor, Fill]]:
@@ -249,7 +262,7 @@ def _fill_aside(work: Work, rng: str, progress: Progress) -> list[tuple[torch.Te
         for number, memory in replay(fills[0].tape, waiting, draws):
             for fill in waiting[number]:
                 new = _filled(fill, memory, device)
-                filled += [(old, tensor, fill) for old, tensor in zip(fill.tensors, new, strict=True)]
+                filled += [(old, _dressed_as(old, tensor), fill) for old, tensor in zip(fill.tensors, new, strict=True)]
                 done += fill.nbytes
                 progress(done, total, work.places[id(fill.tensors[0])][0].path)
             del memory
@@ -261,14 +274,20 @@ def _filled(fill: Fill, memory: torch.UntypedStorage, device: torch.device) -> l
     if fill.exact:
         if memory.device != device:
             memory = torch.UntypedStorage(memory.nbytes(), device=device).copy_(memory)
-        return [
-            torch.empty(0, dtype=t.dtype, device=device).set_(memory, t.storage_offset(), t.size(), t.stride())
-            for t in fill.tensors
-        ]
-    values = fill.source.on(memory)
-    return [
-        torch.empty_strided(t.size(), t.stride(), dtype=fill.dtype, device=device).copy_(values) for t in fill.tensors
-    ]
+        return [window_of(t).on(memory) for t in fill.tensors]
+    return [_cast(fill, memory, t, device) for t in fill.tensors]
+
+
+def _cast(fill: Fill, memory: torch.UntypedStorage, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    source = fill.source
+    if (like.size(), like.stride()) != (source.size, source.stride):
+        new = torch.empty_strided(like.size(), like.stride(), dtype=fill.dtype, device=device)
+        return new.copy_(source.on(memory))
+    # Elements may share memory (expand), and then they do so still: cast the memory, not the elements.
+    start, stop = source.extent()
+    whole = Window(source.storage, source.dtype, ((stop - start) // source.dtype.itemsize,), (1,), source.offset)
+    cast = whole.on(memory).to(device=device, dtype=fill.dtype, copy=True)
+    return source._replace(dtype=fill.dtype, offset=0).on(cast.untyped_storage())
 
 
 def _dressed_as(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -286,23 +305,20 @@ def _dressed_as(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 def _moved_lazy(old: torch.Tensor, work: Work) -> Change:
     """A lazy tensor stays lazy, on the device where its first forward will give it a shape and values."""
-    if isinstance(old, nn.Parameter):
-        new = type(old)(requires_grad=old.requires_grad, device=work.plan.device, dtype=old.dtype)
-    else:
-        new = type(old)(device=work.plan.device, dtype=old.dtype)
-    return Change(old, new, work.places[id(old)])
+    dtype = work.dtype if work.dtype is not None and old.is_floating_point() else old.dtype
+    new = torch.empty(0, dtype=dtype, device=work.plan.device)
+    return Change(old, _dressed_as(old, new), work.places[id(old)])
 
 
 def _commit(changes: list[Change]) -> None:
     """Do all changes or none, whatever is raised and whenever Ctrl-C is pressed."""
-    with _interrupts_wait() as interrupted:
+    with _interrupts_wait() as let_them_through:
         done = []
         try:
             for change in changes:
                 done.append(change)
                 change.do()
-            if interrupted():
-                raise KeyboardInterrupt
+            let_them_through()
         except BaseException:
             for change in reversed(done):
                 change.undo()
@@ -310,15 +326,16 @@ def _commit(changes: list[Change]) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[Callable[[], bool]]:
-    """Hold Ctrl-C back while a step must not be cut in two; yields whether one came."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+def _interrupts_wait() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back while a step must not be cut in two; yields what then does what Ctrl-C does here."""
+    # None is a handler that is not Python's: it could not be put back.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield lambda: None
         return
     came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    before = signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
     try:
-        yield lambda: bool(came)
+        yield lambda: before(*came[0]) if came and callable(before) else None
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -380,5 +397,4 @@ def _on_meta(tensor: torch.Tensor, tag: Tag, blank: dict[tuple[int, int], torch.
     if key not in blank:
         blank[key] = torch.UntypedStorage(tag.tape.storages[tag.storage].nbytes, device="meta")
         setattr(blank[key], MARK, tag)
-    new = torch.empty(0, dtype=tensor.dtype, device="meta")
-    return new.set_(blank[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+    return window(tag.storage, tensor).on(blank[key])

@@ -1,7 +1,9 @@
 """The rows of a model in columns: what `walk` writes and what everything about a tree is read from.
 
-Rows are numbered in the order of the walk: a module, its parameters, buffers and attributes, then its children.
-What rows that look alike have in common is one `Form`, made once: the 10,240 experts of a mixture cost a name and
+Rows are numbered in the order of the walk: a module, its parameters, buffers and attributes, then its
+    children.
+What rows that look alike have in common is one `Form`, made once: the 10,240 experts of a mixture cost a
+    name and
 a few references each.
 """
 
@@ -24,14 +26,15 @@ class Form:
         tally: Sums over the slots below; a tensor's own numbers.
         mark: Of a tensor; a module's follows from its tally.
         source: What would fill a tensor, or None.
+        build: Equal for rows that look alike but for the devices and marks of their tensors.
         persistent: Of a buffer.
         facts: Of a tensor: shape, dtype, bytes.
     """
 
-    __slots__ = ("cls", "facts", "kind", "mark", "persistent", "source", "tally")
+    __slots__ = ("build", "cls", "facts", "kind", "mark", "persistent", "source", "tally")
 
-    def __init__(self, kind: str, cls: str, tally: Tally, mark: str | None = None):
-        self.kind, self.cls, self.tally, self.mark = kind, cls, tally, mark
+    def __init__(self, kind: str, cls: str, tally: Tally, build: object, mark: str | None = None):
+        self.kind, self.cls, self.tally, self.build, self.mark = kind, cls, tally, build, mark
         self.source: str | None = None
         self.persistent: bool | None = None
         self.facts: Facts | None = None
@@ -104,10 +107,13 @@ class Columns:
         for row in range(1, len(names)):
             above = paths[parents[row]]
             paths.append(f"{above}.{names[row]}" if above else names[row])
-        return {path: row for row, path in reversed(list(enumerate(paths)))}
+        index: dict[str, int] = {}
+        for row, path in enumerate(paths):
+            index.setdefault(path, row)
+        return index
 
     def find(self, path: str) -> int | None:
-        """The row at a path, also where the path leads through a module that is shared; None if there is none."""
+        """The row at a path, also one that leads through a module that is shared; None if there is none."""
         for _ in range(self.limit):
             if path in self.index:
                 return self.index[path]

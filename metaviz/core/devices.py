@@ -12,10 +12,11 @@ from metaviz.errors import UnknownDevice
 
 def names() -> list[str]:
     """Every device that tensors can be materialized on: ``["cpu", "cuda:0", ...]``."""
-    accelerator = torch.accelerator.current_accelerator()
     found = ["cpu"]
-    if accelerator is not None:
-        found += [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
+    # device_count comes first: torch 2.6 raises if it is asked for the accelerator of a machine that has none.
+    count = torch.accelerator.device_count()
+    if count:
+        found += [f"{torch.accelerator.current_accelerator().type}:{i}" for i in range(count)]
     return found
 
 
@@ -45,6 +46,11 @@ def free_nbytes(device: torch.device) -> int:
         return min(psutil.virtual_memory().available, _cgroup_free())
     free, _ = torch.get_device_module(device).mem_get_info(device)
     return free
+
+
+def resident_nbytes() -> int:
+    """Bytes of memory that this process takes now."""
+    return psutil.Process().memory_info().rss
 
 
 def _cgroup_free() -> int:

@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn import init
 from torch.utils import _device
 
-from metaviz.core.recorder import META, Recorder
+from metaviz.core.recorder import CPU, META, Recorder
 from metaviz.core.replay import plain_torch
 from metaviz.core.tape import map_tensors, tag_of
-
-CPU = torch.device("cpu")
 
 Handler = Callable[[Recorder, Any, tuple, dict], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -35,15 +33,23 @@ def as_cpu(device: Any) -> torch.device:
     return META if torch.device(device).type == "meta" else CPU
 
 
+def call_on(device: Any, recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Call ``func`` on what stands for ``device``."""
+    device = as_cpu(device)
+    before, recorder.by_name = recorder.by_name, device is META
+    try:
+        return func(*args, **{**kwargs, "device": device})
+    finally:
+        recorder.by_name = before
+
+
 @_handles(*_device._device_constructors() - {torch.tensor, torch.as_tensor, torch.asarray})
 def _factory(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     device = kwargs.get("device")
-    if device is not None:
-        kwargs = {**kwargs, "device": as_cpu(device)}
-    elif _device.CURRENT_DEVICE is not None:
+    if device is None:
         # `with torch.device("cuda"):` in a constructor would ask a driver that may not be there.
-        kwargs = {**kwargs, "device": as_cpu(_device.CURRENT_DEVICE)}
-    return func(*args, **kwargs)
+        device = _device.CURRENT_DEVICE
+    return func(*args, **kwargs) if device is None else call_on(device, recorder, func, args, kwargs)
 
 
 @_handles(Tensor.device.__get__)
@@ -110,7 +116,8 @@ def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
             return func(*args, **kwargs)
         return tensor.to(device=as_cpu(device), dtype=dtype, copy=copy)
     if device is not None and as_cpu(device) is META:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+        kind = {"dtype": tensor.dtype if dtype is None else dtype}
+        return call_on(META, recorder, torch.empty_strided, (tensor.size(), tensor.stride()), kind)
     layout = kwargs.get("memory_format", torch.preserve_format)
     return tensor.to(tensor.dtype if dtype is None else dtype, copy=copy, memory_format=layout)
 
@@ -151,7 +158,7 @@ def _bring_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Ten
         device = _device.CURRENT_DEVICE
     if device is not None:
         if as_cpu(device) is META:
-            return func(*args, **kwargs)
+            return call_on(META, recorder, func, args, kwargs)
         kwargs = {**kwargs, "device": CPU}
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, Tensor) and func is not torch.tensor:
@@ -187,6 +194,40 @@ def _read(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(real, *args[1:], **kwargs)
 
 
+@_handles(Tensor.untyped_storage)
+def _storage_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> torch.UntypedStorage:
+    """``pickle`` and ``torch.save`` write the memory itself: for them, and only for them, it has to be real."""
+    if sys._getframe(3).f_code is Tensor._reduce_ex_internal.__code__ and recorder.is_taped(args[0]):
+        return recorder.memory_of(args[0], "pickle")
+    return func(*args, **kwargs)
+
+
+_SPARSE = [getattr(torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
+
+
+@_handles(*_SPARSE)
+def _sparse(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """Sparse tensors have no twin on meta: they are made for real."""
+    device = kwargs.get("device")
+    if device is not None and as_cpu(device) is META:
+        return call_on(META, recorder, func, args, kwargs)
+    args, kwargs = map_tensors((args, kwargs), functools.partial(_real, recorder, func))
+    with plain_torch():
+        return func(*args, **{**kwargs, "device": CPU})
+
+
+@_handles(Tensor.apply_, Tensor.map_, Tensor.map2_)
+def _python_loop(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """A Python function for each element: done for real, and the result kept."""
+    if not recorder.is_taped(args[0]):
+        return func(*args, **kwargs)
+    real = map_tensors(args, functools.partial(_real, recorder, func))
+    with plain_torch():
+        func(*real, **kwargs)
+    recorder.freeze(args[0], real[0])
+    return args[0]
+
+
 @_handles(Tensor.__repr__, Tensor.__format__)
 def _print(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> str:
     tensor = args[0]
@@ -214,19 +255,6 @@ def _deepcopy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tenso
     copy.requires_grad_(tensor.requires_grad)
     memo[id(tensor)] = copy
     return copy
-
-
-@_handles(Tensor.set_)
-def _set(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """``torch.load`` makes an empty tensor and puts it on a storage with data: then it has to be a real one."""
-    tensor, *rest = args
-    source = rest[0] if rest else kwargs.get("source")
-    if recorder.is_taped(tensor) and isinstance(source, torch.UntypedStorage | torch.TypedStorage):
-        untyped = source.untyped() if isinstance(source, torch.TypedStorage) else source
-        if untyped.device.type == "cpu":
-            with plain_torch():
-                return func(torch.empty(0, dtype=tensor.dtype), *rest, **kwargs)
-    return func(*args, **kwargs)
 
 
 @_handles(Tensor.data.__set__)

@@ -1,7 +1,8 @@
 """Folding: what to show of a tree when there is room for some lines only.
 
-Repeated blocks become one line, `layers.0 … 79`, as long as they look alike and are in the same state; a block that
-was materialized stands out of its run. Two rows look alike when they have one `Form`, so folding compares references.
+Repeated blocks become one line, `layers.0 … 79`, as long as they look alike and are in the same state; a
+block that was materialized stands out of its run. Two rows look alike when they have one `Form`, so folding
+compares references.
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ class Branch:
 
 
 def outline(
-    columns: Columns, root: int, *, lines: int, depth: int | None = None, width: int = 40, unfold: bool = False
+    columns: Columns,
+    root: int,
+    *,
+    lines: int,
+    depth: int | None = None,
+    width: int = 40,
+    unfold: bool = False,
+    twins: bool = True,
 ) -> Branch:
     """The lines of a drawing, opened level by level while there is room.
 
@@ -51,6 +59,7 @@ def outline(
         depth: How many levels below the root to open; None for all.
         width: How many lines to show right below any one.
         unfold: Whether to show each of some repeated blocks.
+        twins: Whether to open a block that is built like an earlier neighbour of it, and is in another state.
     """
     top = Branch(root, root, 1, columns.names[root])
     todo = deque([(top, 0)])
@@ -60,16 +69,16 @@ def outline(
         if level == depth or columns.ends[branch.shown] == branch.shown + 1:
             continue
         below = _below(columns, branch.row, unfold)
-        room = min(width, lines - used)
-        # One line that says "more" in the place of a single one would save nothing.
-        if len(below) > room + 1:
-            branch.missing = sum(each.count for each in below[room:])
-            below = below[:room]
-        if not below:
+        wanted = min(len(below), width)
+        # Better closed than cut off after a line or two; only the root is always opened.
+        if used + wanted > lines and branch is not top:
             continue
-        branch.branches = below
+        # A line that says "1 more" would take the place of that one.
+        shown = len(below) if len(below) == width + 1 else wanted
+        branch.missing = sum(each.count for each in below[shown:])
+        branch.branches = below = below[:shown]
         used += len(below)
-        todo.extend((each, level + 1) for each in below)
+        todo.extend((each, level + 1) for each in (below if twins else first_of_build(columns, below)))
     return top
 
 
@@ -91,8 +100,13 @@ def _below(columns: Columns, parent: int, unfold: bool) -> list[Branch]:
             lines.append(branch)
     for branch in lines:
         only = branch.row + 1
-        if branch.count == 1 and columns.ends[branch.row] == only + 1 and columns.forms[only].kind != "module":
-            branch.label += f".{columns.names[only]}"
+        if (
+            branch.count == 1
+            and columns.ends[branch.row] == only + 1
+            and columns.forms[only].kind != "module"
+        ):
+            # A lone "weight" goes without saying: `q_proj  Linear  (4096, 4096)`.
+            branch.label += "" if columns.names[only] == "weight" else f".{columns.names[only]}"
             branch.shown = only
     return lines
 
@@ -114,8 +128,22 @@ def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
             branches.append(previous)
     for branch in branches:
         if branch.count > 1:
-            branch.label += f" … {_number(columns.names[branch.last])}"
+            end = "]" if branch.label.endswith("]") else ""
+            branch.label = f"{branch.label.removesuffix(end)} … {_number(columns.names[branch.last])}{end}"
     return branches
+
+
+def first_of_build(columns: Columns, branches: list[Branch]) -> list[Branch]:
+    """The branches worth opening: not those built like an earlier one, unless their state is mixed."""
+    builds = set()
+    chosen = []
+    for branch in branches:
+        build = columns.forms[branch.row].build
+        tally = columns.tally(branch.row)
+        if build not in builds or 0 < tally.real < tally.tensors or columns.mark(branch.row) == "partial":
+            builds.add(build)
+            chosen.append(branch)
+    return chosen
 
 
 def _alike(columns: Columns, row: int, following: int) -> bool:

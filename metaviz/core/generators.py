@@ -34,6 +34,7 @@ class _Followed:
     before: torch.Tensor
     token: bytes
     stream: Stream
+    next: Place
     places: dict[int, Place]
 
 
@@ -53,13 +54,16 @@ class Generators:
         if token != followed.token:
             start = followed.places.get(hash(token), followed.generator.get_state())
             followed.stream = Stream(start)
-            followed.places.setdefault(hash(token), (followed.stream, 0))
-        index = followed.stream.append(draw)
+            followed.next = (followed.stream, 0)
+            followed.places.setdefault(hash(token), followed.next)
+        stream = followed.stream
+        index = stream.append(draw)
         with torch._C._DisableTorchDispatch():
             self._scratch.random_(generator=followed.generator)
         followed.token = _token(followed.generator)
-        followed.places[hash(followed.token)] = (followed.stream, index + 1)
-        return followed.stream, index
+        here, followed.next = followed.next, (stream, index + 1)
+        followed.places[hash(followed.token)] = followed.next
+        return here
 
     def draw_now(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run a random op for real at its place in the stream; the tokens stay as they are."""
@@ -67,13 +71,13 @@ class Generators:
         generator = kwargs.get("generator") or torch.default_generator
         stream, index = self.place(generator, done)
         token = generator.get_state()
-        generator.set_state(stream.state_before(index))
-        try:
-            with plain_torch():
+        with plain_torch():
+            generator.set_state(stream.state_before(index))
+            try:
                 return func(*args, **kwargs)
-        finally:
-            done.after = generator.get_state()
-            generator.set_state(token)
+            finally:
+                done.after = generator.get_state()
+                generator.set_state(token)
 
     def close(self) -> None:
         """Put every generator back to its state at first use."""
@@ -85,7 +89,8 @@ class Generators:
         if followed is None:
             before, token = generator.get_state(), _token(generator)
             stream = Stream(before)
-            followed = _Followed(generator, before, token, stream, {hash(token): (stream, 0)})
+            first = (stream, 0)
+            followed = _Followed(generator, before, token, stream, first, {hash(token): first})
             self._followed[id(generator)] = followed
         return followed
 

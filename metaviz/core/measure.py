@@ -1,6 +1,7 @@
 """What can be said about a tensor without touching its values: shape, dtype, device, bytes, storage.
 
-The bytes of a tensor are never more than its storage holds: an expanded buffer counts what is there. A wrapper such as
+The bytes of a tensor are never more than its storage holds: an expanded buffer counts what is there. A
+    wrapper such as
 DTensor counts what this process holds of it.
 """
 
@@ -29,7 +30,18 @@ class Facts:
         state: `"lazy"` or `"fake"` for those two kinds of tensors, else `""`.
     """
 
-    __slots__ = ("cls", "device", "dtype", "held", "nbytes", "numel", "requires_grad", "room", "shape", "state")
+    __slots__ = (
+        "cls",
+        "device",
+        "dtype",
+        "held",
+        "nbytes",
+        "numel",
+        "requires_grad",
+        "room",
+        "shape",
+        "state",
+    )
 
     def __init__(self, cls: str, dtype: Any, device: Any, requires_grad: bool, state: str = ""):
         self.cls = cls

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from metaviz.core.attributes import Slot, registered_ids, slots
@@ -76,20 +78,38 @@ class Model:
 
         Args:
             paths: A path, a glob, or several. A module path takes its subtree, a tensor path that tensor. In a glob,
-                ``*`` stands for one part or a piece of one, ``**`` for any number of parts.
+                ``*`` stands for one part or a piece of one, ``**`` for any number of parts. No path at all is no tensor.
 
         Raises:
             UnknownPath: A path or glob means nothing in this model.
+            TypeError: A path is not a string.
         """
         chosen: set[str] = set()
-        tensors = {place.path for place in self.places}
-        for pattern in [paths] if isinstance(paths, str) else list(paths):
-            found = {p for p in (*self.modules, *tensors) if _matches(p, pattern)} if _is_glob(pattern) else {pattern}
-            found &= self.modules.keys() | tensors
+        known = dict.fromkeys((*self.modules, *(place.path for place in self.places)))
+        for pattern in self._listed(paths):
+            # A path may look like a glob: `layers[0].weight` is a tensor in a list.
+            if pattern in known:
+                chosen.add(pattern)
+                continue
+            found = set(filter(_glob(pattern), known)) if _is_glob(pattern) else ()
             if not found:
-                raise UnknownPath(self._no_such(pattern, tensors))
+                raise UnknownPath(_no_such(pattern, known))
             chosen |= found
         return [place for place in self.places if self._is_below(place, chosen)]
+
+    def _listed(self, paths: Any) -> list[str]:
+        # Both of these are iterable at times, and are none the more a list of paths.
+        single = isinstance(paths, str | nn.Module | torch.Tensor) or not isinstance(paths, Iterable)
+        listed = [paths] if single else list(paths)
+        for item in listed:
+            if not isinstance(item, str):
+                has = [*self.modules.items(), *((place.path, place.slot.tensor) for place in self.places)]
+                path = next((path for path, thing in has if thing is item), next((p for p, _ in has if p), ""))
+                raise TypeError(
+                    f"A path is a string such as {path!r}, and this is of type {type(item).__name__}. "
+                    f"Next: metaviz.plan(model, {path!r})"
+                )
+        return listed
 
     @staticmethod
     def _is_below(place: Place, chosen: set[str]) -> bool:
@@ -102,24 +122,47 @@ class Model:
             path = path.rpartition(".")[0]
         return False
 
-    def _no_such(self, pattern: str, tensors: set[str]) -> str:
-        known = [*self.modules, *tensors]
-        near = difflib.get_close_matches(pattern, known[:20_000], n=1, cutoff=0.0 if len(known) < 1000 else 0.5)
-        hint = f" The nearest is {near[0]!r}." if near and near[0] else ""
-        return f"The model has no module or tensor {pattern!r}.{hint} See what there is: print(metaviz.tree(model))"
-
 
 def _is_glob(pattern: str) -> bool:
     return any(c in pattern for c in "*?[")
 
 
-def _matches(path: str, pattern: str) -> bool:
-    return _match_parts(path.split("."), pattern.split("."))
+def _glob(pattern: str) -> Callable[[str], bool]:
+    parts = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in pattern.split(".")]
+    return lambda path: _match_parts(path.split("."), parts)
 
 
-def _match_parts(parts: list[str], patterns: list[str]) -> bool:
-    if not patterns:
-        return not parts
-    if patterns[0] == "**":
-        return any(_match_parts(parts[i:], patterns[1:]) for i in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
+def _match_parts(parts: list[str], patterns: list[Callable[[str], object] | None]) -> bool:
+    """Whether ``parts`` match one by one; None stands for any number of parts."""
+    for i, matches in enumerate(patterns):
+        if matches is None:
+            return any(_match_parts(parts[k:], patterns[i + 1 :]) for k in range(i, len(parts) + 1))
+        if i == len(parts) or not matches(parts[i]):
+            return False
+    return len(parts) == len(patterns)
+
+
+def _no_such(pattern: str, known: Iterable[str]) -> str:
+    near = _nearest(pattern, known)
+    hint = f" The nearest is {near!r}." if near else ""
+    return f"The model has no module or tensor {pattern!r}.{hint} See what there is: print(metaviz.tree(model))"
+
+
+def _nearest(wanted: str, known: Iterable[str]) -> str:
+    """The path that follows ``wanted`` part by part, by the most similar name where a part is wrong."""
+    below: dict[str, list[str]] = {}
+    for path in known:
+        above, _, name = path.rpartition(".")
+        below.setdefault(above, []).append(name)
+    near = ""
+    parts = wanted.split(".")
+    for part in parts:
+        names = below.get(near, [])
+        close = [part] if part in names else difflib.get_close_matches(part, names, n=1)
+        if not close:
+            break
+        near = join(near, close[0])
+    else:
+        return near
+    # Whoever leaves out the front of a path means one that ends like it.
+    return next((path for path in known if path.endswith(f".{wanted}")), near)

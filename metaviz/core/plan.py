@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from metaviz.core import devices
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import Model, Place
-from metaviz.core.replay import CPU, draws_for, peak_nbytes
+from metaviz.core.replay import CPU, draws_for, peak_nbytes, plain_torch
 from metaviz.core.sources import replay_answer
 from metaviz.core.tape import Tape, Window
 from metaviz.core.units import format_bytes
@@ -116,7 +116,9 @@ class Fill:
         """Bytes that the tensors take together."""
         if self.exact:
             return self.tape.storages[self.source.storage].nbytes
-        return self.tensors[0].numel() * self.dtype.itemsize
+        first = self.tensors[0]
+        start, stop = Window(0, self.dtype, first.size(), first.stride(), 0).extent()
+        return stop - start
 
 
 @dataclasses.dataclass(slots=True)
@@ -127,6 +129,7 @@ class Work:
     fills: list[Fill]
     lazy: list[torch.Tensor]
     places: dict[int, list[Place]]
+    dtype: torch.dtype | None
 
 
 def plan(
@@ -160,13 +163,14 @@ def plan(
         >>> metaviz.plan(model, "weight").nbytes
         4194304
     """
-    return prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype).plan
+    with plain_torch():
+        return prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype).plan
 
 
 def prepare(
     model: nn.Module, paths: str | Iterable[str], *, device: Any, source: str, rng: str, dtype: Any
 ) -> Work:
-    """The plan and what it is about; raises what :func:`plan` raises."""
+    """The plan and what it is about; raises what :func:`plan` raises. Call it under :func:`plain_torch`."""
     target = devices.resolve(device)
     wanted = _floating(dtype)
     if source not in ("auto", "replay"):
@@ -206,7 +210,7 @@ def prepare(
         peak_nbytes=need,
         free_nbytes={where: devices.free_nbytes(where) for where in need},
     )
-    return Work(described, found, lazy, by_tensor)
+    return Work(described, found, lazy, by_tensor, wanted)
 
 
 def check(described: Plan, blocked: str = "error") -> None:

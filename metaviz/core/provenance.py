@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import CodeType
@@ -19,6 +20,10 @@ _INIT = init.__file__
 _inside: dict[CodeType, bool] = {}
 
 
+# One object per line of code, not one per op: a big model has a hundred thousand ops from a few lines.
+_where = functools.lru_cache(maxsize=4096)(Where)
+
+
 def where() -> Where | None:
     """The innermost line outside of torch and metaviz, and the torch.nn.init function it called, if it did."""
     frame = sys._getframe(1)
@@ -29,7 +34,7 @@ def where() -> Where | None:
         if inside is None:
             inside = _inside[code] = code.co_filename.startswith((_TORCH, _METAVIZ))
         if not inside:
-            return Where(name, code.co_filename, frame.f_lineno)
+            return _where(name, code.co_filename, frame.f_lineno)
         if code.co_filename == _INIT and not code.co_name.startswith("_"):
             name = code.co_name
         frame = frame.f_back

@@ -12,7 +12,7 @@ _DONE = {"replay": "replayed", "reset": "reset", "checkpoint": "loaded"}
 
 
 def reason(columns: Columns, row: int) -> str:
-    """The sentence of one row, such as `"12 of 14 tensors can be replayed; blocked: encoder.pos, encoder.scale"`."""
+    """The sentence of one row: `"12 of its 14 tensors can be replayed; blocked: pos, scale. Next: …"`."""
     return ". Next: ".join(filter(None, (fact(columns, row), step(columns, row))))
 
 
@@ -36,21 +36,26 @@ def step(columns: Columns, row: int) -> str | None:
     """The next step as code, or None where there is nothing to do."""
     what, first = columns.links.get(row, ("", -1))
     if what in ("shared", "cycle"):
-        return f"tree[{columns.path(first)!r}]"
-    mark = columns.mark(row)
-    if mark in ("ready", "partial"):
-        path = columns.path(row)
-        where = f", {path!r}" if path else ""
+        return f"tree[{quoted(columns.path(first))}]"
+    mark, path = columns.mark(row), columns.path(row)
+    if mark == "ready":
+        where = f", {quoted(path)}" if path else ""
         return f'metaviz.materialize(model{where}, device="cpu")'
-    if mark == "blocked":
-        for tensor in blocked(columns, row):
-            answer = columns.answers.get(tensor)
-            return answer and answer.fix
-    return None
+    first = next(blocked(columns, row), None)
+    if first is None:
+        return None
+    if mark == "partial":
+        return f"metaviz.tree(model).explain({quoted(columns.path(first))})"
+    return columns.answers[first].fix if first in columns.answers else None
+
+
+def quoted(path: str) -> str:
+    """A path as code, in the kind of quotes that the rest of the code is in."""
+    return f'"{path}"' if path.isprintable() and not set(path) & set('"\\') else repr(path)
 
 
 def blocked(columns: Columns, row: int) -> Iterator[int]:
-    """The blocked tensors below a row, itself included, in the order of the walk; whole subtrees are skipped."""
+    """The blocked tensors below a row, itself included, in the order of the walk."""
     todo = [row]
     while todo:
         row = todo.pop()
@@ -70,21 +75,26 @@ def _counts(columns: Columns, row: int) -> str:
     if not tally.tensors:
         return "no tensors below"
     others = tally.tensors - tally.real
+    # "its tensor", "its 2 tensors"
+    every = f"its {plural(tally.tensors, 'tensor')}".replace(" 1 ", " ")
     if not others:
-        return "its tensor holds values" if tally.tensors == 1 else f"all {plural(tally.real, 'tensor')} hold values"
-    start = f"{tally.real} of {plural(tally.tensors, 'tensor')} hold values; " if tally.real else ""
-    of = f"of the other {others}" if start else f"of {plural(others, 'tensor')}"
+        return f"{every} {'holds' if tally.tensors == 1 else 'hold'} values"
+    start = f"{format_exact(tally.real)} of {every} hold values; " if tally.real else ""
+    rest = f"the other {format_exact(others)}" if start else every
     done = _verb(columns, row)
     if tally.ready == others:
-        whole = "its tensor" if others == 1 else f"all {plural(others, 'tensor')}"
-        return f"{start}the other {others} can be {done}" if start else f"{whole} can be {done}"
+        return f"{start}{rest} can be {done}"
+    if not tally.ready:
+        first = next(blocked(columns, row), row)
+        why = f": {fact(columns, first)}" if first != row else ""
+        return f"{start}none of {rest} can be given values{why}"
     names = []
     for tensor in blocked(columns, row):
         if len(names) == 3:
             names.append("…")
             break
         names.append(columns.path(tensor) or "the root")
-    return f"{start}{tally.ready} {of} can be {done}; blocked: {', '.join(names)}"
+    return f"{start}{format_exact(tally.ready)} of {rest} can be {done}; blocked: {', '.join(names)}"
 
 
 def _verb(columns: Columns, row: int) -> str:
@@ -102,9 +112,11 @@ def explain(columns: Columns, row: int) -> str:
     path = columns.path(row)
     what = f"{path} ({form.cls})" if path else form.cls
     about = _module(columns, row) if form.kind == "module" else _tensor(columns, row)
-    words = f"{what} is {about}. {fact(columns, row)}."
+    why = fact(columns, row)
+    if form.source:
+        why = f"{form.source} gives its values: {why}"
+    words = f"{what} is {about}. {why[0].upper()}{why[1:]}."
     next_step = step(columns, row)
-    # A sentence may begin with a name, which keeps its spelling.
     return f"{words} Next: {next_step}" if next_step else words
 
 
@@ -124,7 +136,9 @@ def _tensor(columns: Columns, row: int) -> str:
         return "an attribute"
     facts = form.facts
     saved = {True: "saved ", False: "unsaved ", None: ""}[form.persistent]
-    kind = {"parameter": "" if facts.requires_grad else "frozen ", "buffer": saved, "attribute": "plain "}[form.kind]
+    kind = {"parameter": "" if facts.requires_grad else "frozen ", "buffer": saved, "attribute": "plain "}[
+        form.kind
+    ]
     shape = "of unknown shape" if facts.shape is None else str(facts.shape)
     text = f"a {kind}{form.kind} {shape} in {facts.dtype}, {format_bytes(facts.nbytes)} on {facts.device}"
     link, first = columns.links.get(row, ("", -1))
@@ -142,10 +156,12 @@ def unknown(columns: Columns, root: int, path: str) -> str:
     where = columns.path(root) or "the model"
     near = _nearest(columns, root, path)
     if near:
-        return f"No module or tensor {path!r} in {where}. The nearest is {near!r}. Next: tree[{near!r}]"
+        return f"No module or tensor {path!r} in {where}. The nearest is {near!r}. Next: tree[{quoted(near)}]"
     names = [columns.names[child] for child in columns.children(root)]
     some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"No module or tensor {path!r} in {where}. " + (f"It has: {some}" if names else "It has nothing below it.")
+    return f"No module or tensor {path!r} in {where}. " + (
+        f"It has: {some}" if names else "It has nothing below it."
+    )
 
 
 def _nearest(columns: Columns, root: int, path: str) -> str | None:

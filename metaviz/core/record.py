@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from metaviz.core.disguise import HANDLERS, as_cpu
+from metaviz.core.disguise import HANDLERS, call_on
 from metaviz.core.origin import remember
 from metaviz.core.recorder import Recorder, kind_of
 from metaviz.core.tape import Tape
@@ -124,12 +124,18 @@ class _FunctionMode(TorchFunctionMode):
             return handler(self._recorder, func, args, kwargs or {})
         if kwargs:
             if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": as_cpu(kwargs["device"])}
+                return call_on(kwargs["device"], self._recorder, func, args, kwargs)
             return func(*args, **kwargs)
         return func(*args)
 
 
 class _DispatchMode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would wrap the method below to keep the compiler out: nothing here is ever compiled, and the wrapper costs
+        # as much as recording an op does.
+        return False
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder

@@ -7,11 +7,14 @@ so nothing about them is recorded. Tensors of another tape are taken over first.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils import _device
 
 from metaviz.core.generators import Generators
 from metaviz.core.provenance import where
@@ -21,15 +24,21 @@ from metaviz.core.units import format_bytes
 from metaviz.errors import ValueRead
 
 META = torch.device("meta")
+CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 # Below this a real tensor is copied when the tape takes it in; above, it is only watched for changes.
 _COPY_LIMIT = 64 * 2**20
 
+_NO_KWARGS: dict[str, Any] = {}
+
 # In-place ops that leave nothing of what was there before.
 _OVERWRITES = frozenset(
     "zero_ fill_ copy_ uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_".split()
 )
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+# Arguments that an op writes though its schema does not say so: the running statistics.
+_UNDECLARED_WRITES = {"native_batch_norm": (3, 4)}
 # Factories as the in-place op that fills what they allocate. ATen implements the random ones in just this way, so the
 # draws are the same, and the in-place ops take a generator.
 _FILLS = {
@@ -60,14 +69,17 @@ _SKIPPABLE = {
 class Kind:
     """What the recorder must know of an aten op, worked out once per op."""
 
-    __slots__ = ("empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random", "reader", "skippable", "window", "written")
+    __slots__ = (
+        *("check", "empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random"),
+        *("reader", "skippable", "window", "written"),
+    )
 
     def __init__(self, func: Any) -> None:
         schema, tags = func._schema, func.tags
         self.name = name = func.overloadpacket.__name__
         aliases = [r.alias_info for r in schema.returns]
-        # resize_ may enlarge the storage, and lift_fresh brings a real tensor in: those two are looked at.
-        self.window = name not in ("resize_", "lift_fresh") and (
+        # resize_ may enlarge the storage, and these two may bring real memory in: they are looked at.
+        self.window = name not in ("resize_", "lift_fresh", "set_") and (
             torch.Tag.inplace_view in tags or (bool(aliases) and all(a is not None and not a.is_write for a in aliases))
         )
         self.random = torch.Tag.nondeterministic_seeded in tags
@@ -75,6 +87,7 @@ class Kind:
         self.reader = torch.Tag.data_dependent_output in tags or (
             torch.Tag.dynamic_output_shape in tags and name not in ("index", "index_put", "index_put_")
         )
+        self.check = name == "_linalg_check_errors"
         self.has_device = any(a.name == "device" for a in schema.arguments)
         base = name.removeprefix("new_").removesuffix("_like")
         takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
@@ -83,6 +96,7 @@ class Kind:
         self.fill = _FILLS.get(base) if self.factory else None
         mutable = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         self.written = tuple(i for i, a in mutable if not a.kwarg_only)
+        self.written += _UNDECLARED_WRITES.get(name, ())
         self.outs = tuple(a.name for _, a in mutable if a.kwarg_only)
         self.overwrites = name in _OVERWRITES or bool(self.outs)
         self.skippable = _SKIPPABLE.get(func)
@@ -106,16 +120,27 @@ class Recorder:
     def __init__(self, tape: Tape, value_limit: int) -> None:
         self.tape = tape
         self.generators = Generators()
+        self.by_name = False
         self._limit = value_limit
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
-        self._read: dict[int, tuple[int, torch.Tensor]] = {}
+        self._flat: dict[int, torch.Tensor] = {}
+        self._read: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def close(self) -> None:
         """Put the random generators back to where they were."""
         self.generators.close()
 
+    def meta_by_name(self) -> bool:
+        """Whether the constructor itself asks for the meta device, in a call or a ``with torch.device``."""
+        around = _device.CURRENT_DEVICE
+        return self.by_name or (around is not None and around.type == "meta")
+
     def is_taped(self, tensor: torch.Tensor) -> bool:
         """Whether the constructor takes the meta ``tensor`` for one on the CPU."""
+        if is_lazy(tensor):
+            # Its class refuses every question but a few.
+            with torch._C.DisableTorchFunctionSubclass():
+                return tag_of(tensor) is not None
         tag = tag_of(tensor)
         return tag is not None and tag.tape is self.tape
 
@@ -125,11 +150,14 @@ class Recorder:
             window = window_of(args[0], self.tape)
             if window is not None:
                 reads = () if self._covers(window) else (window.storage,)
-                self._append(func, (window, *args[1:]), {}, reads, (window,), (), kind.random)
+                self._append(func, (window, *args[1:]), _NO_KWARGS, reads, (window,), (), kind.random)
                 return args[0]
+        if kind.name == "set_":
+            return self._set(func, *args, **kwargs)
         taped, real, foreign = self._survey(args, kwargs)
         device = kwargs.get("device") if kind.has_device else None
-        if device is not None and device.type == "meta":
+        # C++ code asks for the device of the tensors that it works with: only by name is meta really meant.
+        if device is not None and device.type == "meta" and self.meta_by_name():
             return func(*args, **kwargs)
         if kind.factory and not (foreign and device is None):
             return self._make(func, kind, args, kwargs)
@@ -139,6 +167,11 @@ class Recorder:
             return self.for_real(func, kind, args, kwargs) if real and kind.random else func(*args, **kwargs)
         if foreign:
             return self._with_foreign(func, kind, args, kwargs)
+        if kind.check:
+            # An ordinary build raises here if the values are bad; only what is cheap is looked at.
+            with contextlib.suppress(ValueRead):
+                self.for_real(func, kind, args, kwargs)
+            return None
         if kind.reader or (real and any(not self.is_taped(t) for t in kind.targets(args, kwargs))):
             return self.for_real(func, kind, args, kwargs)
         if real:
@@ -172,11 +205,12 @@ class Recorder:
         """A factory: allocate on meta, record what fills it."""
         generator = kwargs.get("generator")
         kwargs = {name: None if name == "generator" else v for name, v in kwargs.items() if name != "pin_memory"}
-        if "quantized" in kind.name:
+        if "quantized" in kind.name or "sparse" in kind.name:
             return self.for_real(func, kind, args, kwargs)
         # The meta kernels of the fills are Python and slow; what they fill with is on the tape anyway.
         allocate = aten.empty.memory_format if kind.name in ("zeros", "ones", "rand", "randn") else func
-        out = allocate(*args, **{**kwargs, "device": META})
+        given = kwargs if allocate is func else {name: v for name, v in kwargs.items() if name != "generator"}
+        out = allocate(*args, **{**given, "device": META})
         self.tape.tag(out.untyped_storage())
         if kind.empty or out.numel() == 0:
             return out
@@ -190,8 +224,26 @@ class Recorder:
             if values is None:
                 at = next(i for i, a in enumerate(func._schema.arguments) if a.name == "fill_value")
                 values = (args[at],)
-            self._append(fill, (window, *values), {}, (), (window,), (), kind.random, generator)
+            self._append(fill, (window, *values), _NO_KWARGS, (), (window,), (), kind.random, generator)
         return out
+
+    def _set(self, func: Any, tensor: torch.Tensor, source: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
+        """Put a tensor on other memory: a taped one on the twin of what is real, as ``torch.load`` wants it."""
+        if not self.is_taped(tensor):
+            return func(tensor, *(() if source is None else (source, *rest)), **kwargs)
+        if source is None:
+            source = torch.empty(0, dtype=tensor.dtype, device=META)
+            self.tape.tag(source.untyped_storage())
+            return tensor.set_(source)
+        if source.device.type == "cpu" and isinstance(source, torch.Tensor):
+            source = self.twin(source)
+        elif source.device.type == "cpu":
+            with plain_torch():
+                blank = torch.empty(0, dtype=torch.uint8, device=CPU)
+                flat = self._flat.setdefault(source._cdata, blank.set_(source))
+            # A file may fill the memory later.
+            source = self.twin(flat, copy=False).untyped_storage()
+        return func(tensor, source, *rest, **kwargs)
 
     def _with_foreign(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
         """Taped and foreign tensors in one op: what an ordinary build would do with the foreign ones' missing values."""
@@ -212,6 +264,9 @@ class Recorder:
             storage = args[0].untyped_storage()
             self.tape.storages[tag_of(args[0]).storage].nbytes = storage.nbytes()
             return out
+        outs = out if type(out) in (tuple, list) else (out,)
+        if not all(map(_is_plain, outs)):
+            return self.for_real(func, kind, args, {**kwargs, "generator": generator} if generator else kwargs)
         targets = tuple(map(window_of, kind.targets(args, kwargs)))
         encoded = map_tensors((args, kwargs), window_of)
         sources = [window_of(t) for t in tensors_in(args, kwargs)]
@@ -220,10 +275,10 @@ class Recorder:
                 if self._covers(target):
                     sources.remove(target)
         reads = tuple({w.storage for w in sources})
-        outputs = () if targets else tuple(self._fresh(o) for o in (out if type(out) in (tuple, list) else (out,)))
-        writes = targets or tuple(w for w in outputs if w is not None)
-        if writes:
-            self._append(func, *encoded, reads, writes, outputs, kind.random, generator)
+        outputs = tuple(map(self._fresh, outs))
+        fresh = tuple(w for w in outputs if w is not None)
+        if targets or fresh:
+            self._append(func, *encoded, reads, targets + fresh, outputs if fresh else (), kind.random, generator)
         return out
 
     def _fresh(self, out: Any) -> Window | None:
@@ -263,6 +318,9 @@ class Recorder:
             if expected:
                 raise
             raise error from None
+        except Exception as plain:
+            # The error of an ordinary build; that meta failed before it is no news to the user.
+            raise plain from None
 
     def for_real(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
         """Run an op on real values: what it gives are constants of the tape, what it writes too."""
@@ -271,6 +329,8 @@ class Recorder:
         targets = list(kind.targets(args, kwargs))
         copies = {id(t): self.value(t, kind.name) for t in taped}
         real_args, real_kwargs = map_tensors((args, kwargs), lambda t: copies.get(id(t), t))
+        if kind.has_device and kwargs.get("device") is not None:
+            real_kwargs["device"] = CPU
         if kind.random:
             out = self.generators.draw_now(func, real_args, real_kwargs)
         else:
@@ -278,12 +338,11 @@ class Recorder:
                 out = func(*real_args, **real_kwargs)
         for target in targets:
             if id(target) in copies:
-                self._freeze(window_of(target), copies[id(target)])
-        if targets:
-            return targets[0] if kind.written else out
+                self.freeze(target, copies[id(target)])
         if not taped and not kind.factory:
             return out
-        return map_tensors(out, self.twin)
+        given = {id(copies.get(id(t), t)): t for t in tensors}
+        return map_tensors(out, lambda o: given[id(o)] if id(o) in given else self.twin(o))
 
     def value(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
         """A real copy of the values that the taped ``tensor`` has now in an ordinary build.
@@ -291,28 +350,40 @@ class Recorder:
         Raises:
             ValueRead: More than ``value_limit`` bytes would have to be computed.
         """
-        window = window_of(tensor)
-        record = self.tape.storages[window.storage]
-        known = self._read.get(window.storage)
+        memory = self.memory_of(tensor, reader)
+        with plain_torch():
+            return window_of(tensor).on(memory).clone()
+
+    def memory_of(self, tensor: torch.Tensor, reader: str) -> torch.UntypedStorage:
+        """The whole storage of the taped ``tensor`` for real, as it is now: to be read only.
+
+        Raises:
+            ValueRead: More than ``value_limit`` bytes would have to be computed.
+        """
+        number = tag_of(tensor).storage
+        record = self.tape.storages[number]
+        known = self._read.get(number)
         if known is None or known[0] != len(record.writers):
-            cost = max(record.nbytes, self.tape.nbytes_of(self.tape.slice([window.storage])))
+            cost = max(record.nbytes, self.tape.nbytes_of(self.tape.slice([number])))
             if cost > self._limit:
                 raise ValueRead(_too_big(reader, cost, self._limit))
             with plain_torch():
-                ((_, storage),) = replay(self.tape, [window.storage], EagerDraws())
-                whole = Window(window.storage, torch.uint8, (record.nbytes,), (1,), 0)
-                frozen = whole.on(storage)
-            self._freeze(whole, frozen)
-            self._read[window.storage] = known = (len(record.writers), frozen)
-        with plain_torch():
-            return window.on(known[1].untyped_storage()).clone()
+                ((_, storage),) = replay(self.tape, [number], EagerDraws())
+                whole = Window(number, torch.uint8, (record.nbytes,), (1,), 0)
+                self._hold(whole, whole.on(storage))
+            self._read[number] = known = (len(record.writers), storage)
+        return known[1]
 
-    def _freeze(self, window: Window, value: torch.Tensor) -> None:
+    def freeze(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """From here on the taped ``tensor`` holds ``value``, which was computed for real."""
+        self._hold(window_of(tensor), value)
+
+    def _hold(self, window: Window, value: torch.Tensor) -> None:
         """From here on ``window`` holds ``value``: later replays agree with what the constructor has seen."""
         reads = () if self._covers(window) else (window.storage,)
         self.tape.append(Op(aten.copy_.default, (window, value), {}, reads, (window,), (), where()))
 
-    def twin(self, real: torch.Tensor) -> torch.Tensor:
+    def twin(self, real: torch.Tensor, copy: bool = True) -> torch.Tensor:
         """The meta tensor that stands for a real one, whose values the tape keeps.
 
         Quantized and sparse tensors have no meta twin that could be set on a storage: they stay what they are.
@@ -324,7 +395,7 @@ class Recorder:
             return known[2]
         with plain_torch():
             value = real.detach()
-            if value.untyped_storage().nbytes() <= _COPY_LIMIT:
+            if copy and value.untyped_storage().nbytes() <= _COPY_LIMIT:
                 value = value.clone()
             twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
         self.tape.tag(twin.untyped_storage())
@@ -334,6 +405,11 @@ class Recorder:
             twin.requires_grad_(True)
         self._twins[id(real)] = (real, real._version, twin)
         return twin
+
+
+def _is_plain(out: Any) -> bool:
+    """Whether a result of an op on meta can stand for the real one: sparse and quantized ones cannot."""
+    return not isinstance(out, torch.Tensor) or (out.layout is torch.strided and out.dtype not in _QUANTIZED)
 
 
 def _too_big(reader: str, cost: int, limit: int) -> str:

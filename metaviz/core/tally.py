@@ -1,7 +1,8 @@
 """Sums over the tensors below a row, and what makes them count every storage once.
 
-A form's own tally is a plain sum over slots: it is the count by path. Where slots share a storage (ties, views) or a
-module sits in two slots, the sums of the rows above them are corrected; such groups are few, everything else is free.
+A form's own tally is a plain sum over slots: it is the count by path. Where slots share a storage (ties,
+views) or a module sits in two slots, the sums of the rows above them are corrected; such groups are few,
+everything else is free.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ class Tally:
         frozen: Those of them that do not require grad.
         nbytes: Bytes of all tensors.
         tensors: How many there are; `real`, `ready` and `blocked` of them have that mark.
+        stale: How many without values are in plain attributes, where `Module.to` and `to_empty` never see
+            them.
         where: (device, dtype) → bytes.
     """
 
-    __slots__ = ("blocked", "frozen", "nbytes", "numel", "ready", "real", "tensors", "where")
+    __slots__ = ("blocked", "frozen", "nbytes", "numel", "ready", "real", "stale", "tensors", "where")
 
-    def __init__(self, numel=0, frozen=0, nbytes=0, tensors=0, real=0, ready=0, blocked=0, where=None):
+    def __init__(self, numel=0, frozen=0, nbytes=0, tensors=0, blocked=0):
         self.numel: int = numel
         self.frozen: int = frozen
         self.nbytes: int = nbytes
         self.tensors: int = tensors
-        self.real: int = real
-        self.ready: int = ready
         self.blocked: int = blocked
-        self.where: dict[tuple[str, str], int] = where or {}
+        self.real = self.ready = self.stale = 0
+        self.where: dict[tuple[str, str], int] = {}
 
     def add(self, other: Tally, sign: int = 1) -> None:
         """Add another tally to this one, or take it away with `sign=-1`."""
@@ -41,6 +43,7 @@ class Tally:
         self.real += sign * other.real
         self.ready += sign * other.ready
         self.blocked += sign * other.blocked
+        self.stale += sign * other.stale
         for place, nbytes in other.where.items():
             self.where[place] = self.where.get(place, 0) + sign * nbytes
 
@@ -139,7 +142,7 @@ def _once(forms: list) -> Tally:
 
 
 def by_path(columns) -> dict[int, tuple[int, int]]:
-    """Row → (numel, nbytes) to add to its form's tally so that a shared module counts at each of its paths."""
+    """Row → (numel, nbytes) to add to its form's tally to count a shared module at each of its paths."""
     extras: dict[int, tuple[int, int]] = {}
     # A shared module comes after the first one it points to, whose own extras are complete by then.
     for row, (what, first) in sorted(columns.links.items()):

@@ -21,13 +21,17 @@ MARK = "_metaviz"
 
 
 class Window(NamedTuple):
-    """A tensor as the tape stores it: a window on storage number ``storage``."""
+    """A tensor as the tape stores it: a window on storage number ``storage``.
+
+    ``lazy`` tells views whose values are not those in memory: 1 for conjugated, 2 for negated, 3 for both.
+    """
 
     storage: int
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    lazy: int = 0
 
     def numel(self) -> int:
         """Number of elements."""
@@ -45,7 +49,11 @@ class Window(NamedTuple):
     def on(self, memory: torch.UntypedStorage) -> torch.Tensor:
         """The tensor that this window shows of ``memory``."""
         blank = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return blank.set_(memory, self.offset, self.size, self.stride)
+        view = blank.set_(memory, self.offset, self.size, self.stride)
+        if self.lazy:
+            torch._C._set_conj(view, bool(self.lazy & 1))
+            torch._C._set_neg(view, bool(self.lazy & 2))
+        return view
 
     def extent(self) -> tuple[int, int]:
         """First byte and one past the last byte that the window can reach."""
@@ -201,7 +209,13 @@ def window_of(tensor: torch.Tensor, tape: Tape | None = None) -> Window | None:
     tag = tag_of(tensor)
     if tag is None or (tape is not None and tag.tape is not tape):
         return None
-    return Window(tag.storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return window(tag.storage, tensor)
+
+
+def window(storage: int, tensor: torch.Tensor) -> Window:
+    """``tensor`` as a window on storage number ``storage``."""
+    lazy = tensor.is_conj() + 2 * tensor.is_neg()
+    return Window(storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), lazy)
 
 
 def constant(value: torch.Tensor, version: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """`tree(model)`: what a model is made of, where each tensor lives, and which of them can be given values.
 
-A `ModuleTree` is a snapshot: numbers and names in columns (`walk.py`), no tensor and no module. Rows are made when
+A `ModuleTree` is a snapshot: numbers and names in columns (`walk.py`), no tensor and no module. Rows are
+    made when
 they are asked for.
 """
 
@@ -75,6 +76,7 @@ class Totals(NamedTuple):
         devices: Device → bytes, most first.
         dtypes: dtype → bytes, most first.
         marks: Mark → how many tensors, ties counted once.
+        stale: How many tensors without values are in plain attributes.
     """
 
     numel: int
@@ -85,6 +87,7 @@ class Totals(NamedTuple):
     devices: dict[str, int]
     dtypes: dict[str, int]
     marks: dict[str, int]
+    stale: int
 
 
 def tree(model: nn.Module, *, answer: Callable | None = None) -> ModuleTree:
@@ -94,8 +97,8 @@ def tree(model: nn.Module, *, answer: Callable | None = None) -> ModuleTree:
 
     Args:
         model: Any module, on any devices.
-        answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether a source can fill it; by default
-            the tape of the model's recording is asked.
+        answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether a source can fill it;
+            by default the tape of the model's recording is asked.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -117,7 +120,8 @@ def tree(model: nn.Module, *, answer: Callable | None = None) -> ModuleTree:
 class ModuleTree:
     """The modules and tensors of a model, or of one of its parts.
 
-    Iterate for rows, index by path for a part: `tree["layers.3"]`, `tree["layers.3"]["mlp"]`. A part keeps the paths
+    Iterate for rows, index by path for a part: `tree["layers.3"]`, `tree["layers.3"]["mlp"]`. A part keeps
+        the paths
     of the whole model, so that they can be handed to `materialize`.
     """
 
@@ -163,7 +167,9 @@ class ModuleTree:
         tally, (numel, nbytes) = self.columns.tally(self.root), self.columns.by_path(self.root)
         devices, dtypes = _split(tally.where)
         marks = {mark: getattr(tally, mark) for mark in ("real", "ready", "blocked") if getattr(tally, mark)}
-        return Totals(tally.numel, numel, tally.frozen, tally.nbytes, nbytes, devices, dtypes, marks)
+        return Totals(
+            tally.numel, numel, tally.frozen, tally.nbytes, nbytes, devices, dtypes, marks, tally.stale
+        )
 
     def __len__(self) -> int:
         return self.columns.ends[self.root] - self.root
@@ -182,7 +188,9 @@ class ModuleTree:
             UnknownPath: There is no such module or tensor.
         """
         if not isinstance(path, str):
-            raise TypeError(f"A path is a string, and this is of type {type(path).__name__}. Next: tree['layers.0']")
+            raise TypeError(
+                f"A path is a string, and this is of type {type(path).__name__}. Next: tree['layers.0']"
+            )
         row = self._find(path)
         if row is None:
             raise UnknownPath(reasons.unknown(self.columns, self.root, path))
@@ -234,7 +242,9 @@ class ModuleTree:
 
     def _draw(self, how: str, **options: Any) -> Any:
         if self.drawn is None:
-            raise RuntimeError("Nothing draws trees yet: the views are set by the package. Next: import metaviz")
+            raise RuntimeError(
+                "Nothing draws trees yet: the views are set by the package. Next: import metaviz"
+            )
         return type(self).drawn(self, how, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
+_SECONDS = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
 
 
 def format_bytes(nbytes: int) -> str:
@@ -57,9 +58,7 @@ def format_seconds(duration: float) -> str:
         return "-" + format_seconds(-duration)
     # 59.95 and more would be printed as "60.0 s".
     if duration < 59.95:
-        for scale, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-            if duration * scale >= 0.9995:
-                break
+        scale, unit = next((each for each in _SECONDS if duration * each[0] >= 0.9995), _SECONDS[-1])
         return f"{_digits(duration * scale)} {unit}" if duration else "0 s"
     whole = round(duration)
     if whole < 3600:

@@ -25,7 +25,8 @@ def walk(model: nn.Module, answer: Callable) -> Columns:
         model: The root.
         answer: `answer(tensor, module, name, kind)` says for a meta tensor whether a source can fill it.
     """
-    # Without this, a property of a tensor subclass runs its `__torch_function__`, and a recording would answer "cpu".
+    # Without this, a property of a tensor subclass runs its `__torch_function__`, and a recording would
+    # answer "cpu".
     with torch._C.DisableTorchFunction():
         return _Walk(model, answer).run()
 
@@ -36,13 +37,15 @@ class _Walk:
         self.answer = answer
         self.columns = Columns()
         self.forms: dict[tuple, Form] = {}
+        self.builds: dict[tuple, int] = {}
         self.known: dict[tuple, Facts] = {}
         self.modules: dict[int, int] = {}
         self.tensors: dict[int, int] = {}
         self.storages: dict[int, int] = {}
         # Links below the modules that are still open: (row, row that it repeats, what).
         self.open_links: list[tuple[int, int, str]] = []
-        # Tensors that only exist while something holds them (scripted modules make them on the way) keep their ids.
+        # Tensors that only exist while something holds them (scripted modules make them on the way) keep
+        # their ids.
         self.alive: list[Any] = []
         self.scanner: Scanner | None = None
 
@@ -80,7 +83,7 @@ class _Walk:
         return row
 
     def module(self, name: str, parent: int, module: nn.Module) -> Form | tuple:
-        """Make the rows of a module and of its own tensors; a form if it has no children, else a stack entry."""
+        """Make the rows of a module and its own tensors; its form, or a stack entry if it has children."""
         row, links, cls = self.row(name, parent), len(self.open_links), type(module)
         self.modules[id(module)] = row
         parts: list[Any] = [id(cls)]
@@ -113,9 +116,11 @@ class _Walk:
         else:
             reason = f"it raised {type(error).__name__} when looked at"
         self.columns.troubles[row] = reason
-        parts += (reason, Form("module", "", Tally(tensors=1, blocked=1)))
+        parts += (reason, Form("module", "", Tally(tensors=1, blocked=1), object()))
 
-    def attributes(self, row: int, module: nn.Module, space: dict, found: list[str], parts: list[Any]) -> None:
+    def attributes(
+        self, row: int, module: nn.Module, space: dict, found: list[str], parts: list[Any]
+    ) -> None:
         if self.scanner is None:
             self.scanner = Scanner(lambda: registered_ids(self.model))
         for slot in self.scanner.scan(space, found):
@@ -129,7 +134,7 @@ class _Walk:
         key = ("trouble", trouble.cls)
         form = self.forms.get(key)
         if form is None:
-            form = self.forms[key] = Form("attribute", trouble.cls, Tally(), "blocked")
+            form = self.forms[key] = Form("attribute", trouble.cls, Tally(), key, "blocked")
         self.columns.troubles[self.row(trouble.name, parent, form)] = trouble.reason
         return form
 
@@ -148,7 +153,8 @@ class _Walk:
         form = self.forms.get(key)
         if form is None:
             mark = "real" if reply is None else "ready" if reply.can else "blocked"
-            form = self.forms[key] = Form(kind, facts.cls, _tally(kind, mark, facts), mark)
+            build = self.build((kind, persistent, facts.cls, facts.shape, facts.dtype, facts.requires_grad))
+            form = self.forms[key] = Form(kind, facts.cls, _tally(kind, mark, facts), build, mark)
             form.source, form.persistent, form.facts = source, persistent, facts
         row = self.row(name, parent, form)
         if reply is not None:
@@ -162,6 +168,9 @@ class _Walk:
         if other != row:
             self.link(row, other, "alias")
         return form
+
+    def build(self, key: tuple) -> int:
+        return self.builds.setdefault(key, len(self.builds))
 
     def ask(self, tensor: Any, module: Any, name: str, kind: str) -> Any:
         try:
@@ -178,7 +187,7 @@ class _Walk:
         key = (what, cls)
         form = self.forms.get(key)
         if form is None:
-            form = self.forms[key] = Form("module", cls, Tally())
+            form = self.forms[key] = Form("module", cls, Tally(), key)
         self.link(self.row(name, parent, form), first, what)
         return form
 
@@ -203,7 +212,8 @@ class _Walk:
         form = self.forms.get(key)
         if form is None:
             tally = total(part.tally for part in parts if type(part) is Form)
-            form = self.forms[key] = Form("module", cls, tally)
+            build = self.build(tuple(part.build if type(part) is Form else part for part in parts))
+            form = self.forms[key] = Form("module", cls, tally, build)
         columns.forms[row] = form
         columns.ends[row] = len(columns.names)
         return form
@@ -215,4 +225,5 @@ def _tally(kind: str, mark: str, facts: Facts) -> Tally:
     tally = Tally(numel, 0 if facts.requires_grad else numel, facts.nbytes, tensors=1)
     setattr(tally, mark, 1)
     tally.where[facts.device, facts.dtype] = facts.nbytes
+    tally.stale = int(kind == "attribute" and facts.empty)
     return tally

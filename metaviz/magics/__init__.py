@@ -1,0 +1,166 @@
+"""The magics: each is one public call and hands back what it answers. ``%load_ext metaviz`` loads them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.display import display
+from traitlets import Bool, Float, TraitError
+
+import metaviz
+from metaviz.core.record import VALUE_LIMIT
+from metaviz.core.tree import ModuleTree, tree
+from metaviz.magics import arguments, built, cell, completion, names, status
+from metaviz.magics.progress import Progress
+
+_MODEL = argument("model", help="Name of a model, such as model or trainer.model; no expression.")
+_PATHS = argument("path", nargs="*", help="Modules, tensors or globs: layers.1 layers.*.mlp; all if none.")
+
+
+@magics_class
+class MetavizMagics(Magics):
+    """The magics of one shell. ``%config MetavizMagics`` shows what can be set."""
+
+    show_trees = Bool(True, help="Show the trees of what a %%meta_build cell built.").tag(config=True)
+    progress_after = Float(1.0, min=0.0, help="Seconds of work before its progress shows.").tag(config=True)
+
+    @no_var_expand
+    @cell_magic
+    @magic_arguments()
+    @argument(
+        "--value-limit",
+        type=arguments.size,
+        default=VALUE_LIMIT,
+        help="Most bytes to compute where a constructor reads values, such as 256MiB; 64MiB if left out.",
+    )
+    @argument("--quiet", action="store_true", help="Show neither trees nor a summary.")
+    def meta_build(self, line: str, body: str) -> None:
+        """Run a cell so that the models in it are built on the meta device, with a tape.
+
+        Constructors run unchanged and nothing is allocated. What the cell binds to names stays.
+        """
+        options = arguments.read(self.meta_build, line)
+        steps = cell.compiled(self.shell, f"%%meta_build {line}".rstrip(), body)
+        with contextlib.ExitStack() as stack:
+            values = stack.enter_context(cell.shown_at_the_end(self.shell))
+            meter = stack.enter_context(built.Meter(self.shell.user_ns))
+            with arguments.one_line_errors():
+                stack.enter_context(metaviz.recording(value_limit=options.value_limit))
+            cell.run(self.shell, steps, values)
+        for part in () if options.quiet else built.report(meter, self.show_trees):
+            (print if isinstance(part, str) else display)(part)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @_MODEL
+    @argument("path", nargs="?", default="", help="Module or tensor to start from: layers.1")
+    @argument(
+        "--depth",
+        type=arguments.levels,
+        help="How many levels to open; as many as there is room for if none.",
+    )
+    def meta_tree(self, line: str) -> ModuleTree:
+        """See a model or one of its parts: what is where, and what can be given values.
+
+        Nothing is moved and no value is read. Bind the tree to use it: t = %meta_tree model
+        """
+        options = arguments.read(self.meta_tree, line)
+        model = names.resolve(self.shell.user_ns, options.model)
+        with arguments.one_line_errors():
+            seen = tree(model)[options.path]
+        return seen if options.depth is None else built.Opened(seen, options.depth)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @_MODEL
+    @_PATHS
+    @argument("--device", help="Where the values shall be: cpu (if left out), cuda:0.")
+    @argument(
+        "--rng", choices=("eager", "keyed", "device"), default="eager", help="Whose random numbers to draw."
+    )
+    @argument("--dtype", type=arguments.floating, help="Floating-point dtype to cast to: bfloat16.")
+    @argument("--skip-blocked", action="store_true", help="Leave on meta what no source can give values.")
+    @argument("--dry-run", action="store_true", help="Only say what would be done.")
+    def meta_materialize(self, line: str) -> metaviz.Report | metaviz.Plan:
+        """Give parts of a model the values that an ordinary build would have given them. All or nothing.
+
+        --rng eager: the very numbers of an ordinary CPU build with the same seed. keyed: drawn on the device, the
+        same whatever is chosen. device: from the global generator of the device.
+        """
+        options = arguments.read(self.meta_materialize, line)
+        model, paths = names.resolve(self.shell.user_ns, options.model), options.path or ""
+        same = {"device": options.device, "rng": options.rng, "dtype": options.dtype}
+        with arguments.one_line_errors():
+            if options.dry_run:
+                return metaviz.plan(model, paths, **same)
+            blocked = "skip" if options.skip_blocked else "error"
+            with Progress(self.shell, self.progress_after) as shown:
+                done = metaviz.materialize(model, paths, **same, blocked=blocked, progress=shown)
+                return shown.finish(done)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @_MODEL
+    @_PATHS
+    @argument("--force", action="store_true", help="Lose what was changed since it was materialized.")
+    def meta_unload(self, line: str) -> metaviz.Report:
+        """Take parts of a model back to meta and free their memory.
+
+        Materializing them again gives the same values.
+        """
+        options = arguments.read(self.meta_unload, line)
+        model = names.resolve(self.shell.user_ns, options.model)
+        with arguments.one_line_errors():
+            return metaviz.unload(model, options.path or "", force=options.force)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @argument("topic", nargs="?", choices=("help",), help="help: what the magics are for, with examples.")
+    def metaviz(self, line: str) -> status.Page:
+        """See this session: versions, devices, models and where they are. Nothing is started."""
+        options = arguments.read(self.metaviz, line)
+        return status.manual() if options.topic else status.status(self.shell.user_ns)
+
+
+def load(shell: Any) -> None:
+    """Give ``shell`` the magics and their completion; once is enough."""
+    if "MetavizMagics" in shell.magics_manager.registry:
+        return
+    try:
+        magics = MetavizMagics(shell)
+    except TraitError as error:
+        # A bad value set by %config stays in the configuration and would keep the magics away for good.
+        _forget(shell.configurables)
+        shell.config.pop("MetavizMagics", None)
+        warnings.warn(f"The settings of MetavizMagics are back to their defaults: {error}", stacklevel=2)
+        magics = MetavizMagics(shell)
+    shell.register_magics(magics)
+    magics.matcher = completion.matcher(shell, {**magics.magics["line"], **magics.magics["cell"]})
+    if magics.matcher is not None:
+        shell.Completer.custom_matchers.append(magics.matcher)
+
+
+def unload(shell: Any) -> None:
+    """Take all of it away again."""
+    magics = shell.magics_manager.registry.pop("MetavizMagics", None)
+    if magics is None:
+        return
+    # IPython has no call for this. A magic that someone has since replaced stays theirs.
+    for table in shell.magics_manager.magics.values():
+        for name in [name for name, magic in table.items() if getattr(magic, "__self__", None) is magics]:
+            del table[name]
+    _forget(shell.configurables)
+    with contextlib.suppress(ValueError):
+        shell.Completer.custom_matchers.remove(magics.matcher)
+
+
+def _forget(configurables: list[Any]) -> None:
+    configurables[:] = [each for each in configurables if not isinstance(each, MetavizMagics)]

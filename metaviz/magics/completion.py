@@ -1,0 +1,111 @@
+"""Tab completion in the lines of our magics: models, one level of paths at a time, devices, options.
+
+Only names that are there are listed: no property is read and nothing is imported or evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from IPython.core import completer
+
+from metaviz.core import devices
+from metaviz.magics import names
+
+LIMIT = 200
+
+# "%meta_tree m", "%%meta_build --v", "t = %meta_tree m"; the part up to the cursor.
+_LINE = re.compile(r"\s*(?:[\w.]+\s*=\s*)?%{0,2}(?P<magic>\w+)(?P<words>\s.*)$")
+
+
+def matcher(shell: Any, magics: Mapping[str, Callable]) -> Callable | None:
+    """A matcher for ``shell.Completer.custom_matchers``; None where IPython is too old for them (before 8.6).
+
+    Args:
+        shell: The IPython shell.
+        magics: Our magics by name.
+    """
+    if not hasattr(completer, "context_matcher"):
+        return None
+
+    @completer.context_matcher(identifier="metaviz")
+    def metaviz_matcher(context: completer.CompletionContext) -> completer.SimpleMatcherResult:
+        found = _LINE.match(context.text_until_cursor)
+        magic = magics.get(found["magic"]) if found else None
+        if magic is None:
+            return {"completions": [], "suppress": False}
+        *words, word = re.split(r"\s+", found["words"].lstrip())
+        texts = itertools.islice(candidates(magic, shell.user_ns, words, word), LIMIT)
+        completions = [completer.SimpleCompletion(text, type="magic argument") for text in texts]
+        return {
+            "completions": completions,
+            "matched_fragment": word,
+            "suppress": bool(completions),
+            "ordered": True,
+        }
+
+    return metaviz_matcher
+
+
+def candidates(magic: Callable, namespace: Mapping[str, Any], words: list[str], word: str) -> Iterator[str]:
+    """What ``word`` can become after ``words``, all of it, not only what is missing.
+
+    Args:
+        magic: Whose line it is; its parser knows the options.
+        namespace: The user's namespace.
+        words: The words before.
+        word: The word at the cursor, which may be empty.
+    """
+    options = {text: action for action in magic.parser._actions for text in action.option_strings}
+    option, equals, value = word.partition("=")
+    if equals and option in options:
+        return (f"{option}={text}" for text in _starting(_values(options[option]), value))
+    if words and words[-1] in options and options[words[-1]].nargs != 0:
+        return _starting(_values(options[words[-1]]), word)
+    if word.startswith("-"):
+        return _starting(options, word)
+    given = _positionals(options, words)
+    slots = [action for action in magic.parser._actions if not action.option_strings]
+    if not slots:
+        return iter(())
+    slot = slots[min(len(given), len(slots) - 1)]
+    if slot.choices:
+        return _starting(slot.choices, word) if len(given) < len(slots) else iter(())
+    return _paths(namespace, given[0], word) if given else _models(namespace, word)
+
+
+def _positionals(options: Mapping[str, argparse.Action], words: list[str]) -> list[str]:
+    """The words that are neither options nor their values."""
+    takes = [word in options and options[word].nargs != 0 for word in words]
+    after = [False, *takes[:-1]]
+    pairs = zip(words, after, strict=True)
+    return [word for word, is_value in pairs if not is_value and not word.startswith("-")]
+
+
+def _values(action: argparse.Action) -> Iterable[str]:
+    if action.dest == "device":
+        return devices.names()
+    if action.dest == "dtype":
+        return ("bfloat16", "float16", "float32", "float64")
+    return action.choices or ()
+
+
+def _models(namespace: Mapping[str, Any], word: str) -> Iterator[str]:
+    """``model``; after a dot the modules that the thing before it holds: ``trainer.`` → ``trainer.model``."""
+    base, dot, start = word.rpartition(".")
+    return (f"{base}{dot}{name}" for name in _starting(names.parts(namespace, base), start))
+
+
+def _paths(namespace: Mapping[str, Any], model: str, word: str) -> Iterator[str]:
+    """The modules and tensors one level below what is written already."""
+    base, dot, start = word.rpartition(".")
+    return (f"{base}{dot}{name}" for name in _starting(names.slots(namespace, model, base), start))
+
+
+def _starting(texts: Iterable[str], start: str) -> Iterator[str]:
+    # A name with blanks or quotes in it could not be read back from the line.
+    return (text for text in texts if text.startswith(start) and re.fullmatch(r"[\w:.-]+", text))

@@ -1,0 +1,119 @@
+"""Progress of long work: one bar that updates in place and stays readable in a saved notebook."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any
+
+from IPython.core.displaypub import DisplayPublisher
+from IPython.display import display
+
+from metaviz.core.apply import Report
+from metaviz.core.units import format_bytes, format_seconds, plural
+
+PER_SECOND = 10
+
+
+class Progress:
+    """Pass it as ``progress=`` and call :meth:`finish` with the report. Quick work shows nothing.
+
+    The last state stays true: what was done and how fast, or where it stopped and that nothing was changed.
+
+    Args:
+        shell: The IPython shell.
+        after: Seconds of work before anything is shown.
+        clock: Seconds as a float.
+
+    Example:
+        >>> with Progress(shell) as progress:
+        ...     report = progress.finish(metaviz.materialize(model, progress=progress))
+    """
+
+    def __init__(self, shell: Any, after: float = 1.0, clock: Any = time.perf_counter) -> None:
+        self._screen = _Line() if type(shell.display_pub) is DisplayPublisher else _Output()
+        self._after = after
+        self._clock = clock
+        self._began = self._next = clock()
+        self._next += after
+        self._shown = False
+        self._state: tuple[int, int, str] = (0, 0, "")
+
+    def __call__(self, done: int, total: int, path: str) -> None:
+        """Note how far the work is, and show it at most ten times a second."""
+        self._state = done, total, path
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + 1 / PER_SECOND
+            self._shown = True
+            speed = _rate(done, now - self._began)
+            text = f"{format_bytes(done)} of {format_bytes(total)}, {speed}, at {path}"
+            self._screen.write(done, total, text)
+
+    def finish(self, report: Report) -> Report:
+        """Show the end, if anything was shown, and hand the report back."""
+        if self._shown:
+            what = (
+                f"{plural(len(report.tensors), 'tensor')}, {format_bytes(report.nbytes)} on {report.device}"
+            )
+            pace = f"{format_seconds(report.seconds)}, {_rate(report.nbytes, report.seconds)}"
+            self._screen.write(1, 1, f"{report.action} {what} in {pace}")
+        return report
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._shown:
+            if error is not None:
+                done, total, path = self._state
+                where = f"at {format_bytes(done)} of {format_bytes(total)}, after {path}"
+                text = f"stopped by {type(error).__name__} {where}: the model is as it was before"
+                self._screen.write(done, total, text)
+            self._screen.close()
+
+
+def _rate(nbytes: int, seconds: float) -> str:
+    return f"{format_bytes(round(nbytes / max(seconds, 1e-9)))}/s"
+
+
+class _Output:
+    """One output of a notebook that is replaced; text for whatever shows no HTML."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def write(self, done: int, total: int, text: str) -> None:
+        style = "width: 16em; vertical-align: middle"
+        bar = f'<progress max="{max(total, 1)}" value="{done}" style="{style}"></progress>'
+        markup = f'<div style="font-variant-numeric: tabular-nums">{bar}&ensp;{html.escape(text)}</div>'
+        bundle = {"text/plain": text, "text/html": markup}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _Line:
+    """One line of a terminal that is written over; where output goes to a file, only its last state."""
+
+    _WIDTH = 100
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._length = 0
+
+    def write(self, done: int, total: int, text: str) -> None:
+        filled = 20 * done // max(total, 1)
+        self._text = f"[{'#' * filled}{'.' * (20 - filled)}] {text}"
+        if sys.stdout.isatty():
+            line = self._text if len(self._text) <= self._WIDTH else self._text[: self._WIDTH - 1] + "…"
+            print("\r" + line.ljust(self._length), end="", flush=True)
+            self._length = len(line)
+
+    def close(self) -> None:
+        print("\r" + self._text.ljust(self._length) if sys.stdout.isatty() else self._text, flush=True)

@@ -1,0 +1,226 @@
+"""What one line of a tree says, in words; the text and the HTML view lay the same words out."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+from metaviz.core import reasons
+from metaviz.core.columns import Columns, Form
+from metaviz.core.fold import Branch
+from metaviz.core.tally import Tally
+from metaviz.core.tree import ModuleTree
+from metaviz.core.units import format_bytes, format_count, format_exact, format_shape, plural
+
+SYMBOLS = {"real": "●", "ready": "○", "partial": "◐", "blocked": "✗", "empty": "·"}
+MEANINGS = {"real": "hold values", "ready": "can be given values", "blocked": "cannot yet"}
+# Beyond this, a whole model is no thing to materialize in passing, and one block is named instead.
+LARGE = 1024**3
+# How many blocked tensors to look at for their reasons, and how many reasons to tell.
+MAX_BLOCKED = 500
+MAX_REASONS = 3
+
+
+class Line(NamedTuple):
+    """The words of one line; all text that comes from the model is clean.
+
+    Attributes:
+        label: Name, or names of a run.
+        cls: `"Linear"`, `"80 × LlamaDecoderLayer"`; `""` for a plain tensor.
+        note: What is special: `"= embed.weight"`, `"buffer, not saved"`.
+        amount: Shape of a tensor, number of parameters of a module.
+        size: Bytes as text.
+        dtype: `"bfloat16"`, `"bfloat16 +1"`.
+        device: `"meta"`, `"meta +1"`.
+        mark: Word.
+    """
+
+    label: str
+    cls: str
+    note: str
+    amount: str
+    size: str
+    dtype: str
+    device: str
+    mark: str
+
+
+def clean(text: str, limit: int = 120) -> str:
+    r"""A text as one harmless line: control characters, escapes and direction marks are spelled out.
+
+    Args:
+        text: Anything that a model's author wrote.
+        limit: How many characters of it to keep; of a longer text the middle is left out.
+
+    Example:
+        >>> print(clean("a\nb"))
+        a\nb
+    """
+    if len(text) > limit:
+        text = f"{text[: limit * 2 // 3]}…{text[-(limit // 3) :]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line:
+    """The words for one line of an outline."""
+    row = branch.shown
+    form, outer = columns.forms[row], columns.forms[branch.row]
+    cls = outer.cls if outer.kind == "module" or outer.cls not in ("Parameter", "Tensor") else ""
+    if branch.count > 1:
+        cls = f"{branch.count} × {cls or outer.cls}"
+    amount, size, dtype, device = _tensor(form) if form.facts else _module(columns, row)
+    link = columns.links.get(row, ("", -1))[0]
+    if link in ("tie", "shared", "cycle"):
+        size = {"tie": "tied"}.get(link, link)
+    elif branch.count > 1 and amount:
+        amount = f"{branch.count} × {amount}"
+        # What each member of a run shares with a tensor outside counts once, so there is no sum to show.
+        each = columns.tally(branch.row).nbytes
+        size = (
+            f"{branch.count} × {size}" if branch.row in columns.outward else format_bytes(branch.count * each)
+        )
+    note = ", ".join(_notes(columns, row))
+    return Line(
+        clean(branch.label if label is None else label),
+        clean(cls),
+        clean(note),
+        amount,
+        size,
+        dtype,
+        device,
+        columns.mark(row),
+    )
+
+
+def _tensor(form: Form) -> tuple[str, str, str, str]:
+    facts = form.facts
+    return format_shape(facts.shape), format_bytes(facts.nbytes), facts.dtype, facts.device
+
+
+def _module(columns: Columns, row: int) -> tuple[str, str, str, str]:
+    tally = columns.tally(row)
+    if not tally.tensors:
+        return "", "", "", ""
+    dtypes: dict[str, int] = {}
+    devices: dict[str, int] = {}
+    for (device, dtype), nbytes in tally.where.items():
+        dtypes[dtype] = dtypes.get(dtype, 0) + nbytes
+        devices[device] = devices.get(device, 0) + nbytes
+    return format_count(tally.numel), format_bytes(tally.nbytes), _most(dtypes), _most(devices)
+
+
+def _most(sizes: dict[str, int]) -> str:
+    """The one with most bytes, and how many others there are."""
+    first = max(sizes, key=sizes.__getitem__, default="")
+    return f"{first} +{len(sizes) - 1}" if len(sizes) > 1 else first
+
+
+def _notes(columns: Columns, row: int) -> list[str]:
+    """What is special about a row."""
+    form, facts = columns.forms[row], columns.forms[row].facts
+    notes = []
+    link, first = columns.links.get(row, ("", -1))
+    if link:
+        words = {"tie": "= ", "alias": "views ", "shared": "shared with ", "cycle": "leads back to "}
+        notes.append(words[link] + (columns.path(first) or "the root"))
+    if row in columns.troubles:
+        notes.append(columns.troubles[row])
+    elif form.kind == "attribute":
+        notes.append("stale attribute" if facts.device == "meta" else "attribute")
+    elif form.kind == "buffer":
+        notes.append("buffer" if form.persistent else "buffer, not saved")
+    elif form.kind == "parameter" and not facts.requires_grad:
+        notes.append("frozen")
+    elif form.kind == "module" and not link:
+        tally, (numel, _) = columns.tally(row), columns.by_path(row)
+        if 0 < tally.real < tally.tensors:
+            notes.append(_places(tally))
+        if tally.numel and tally.frozen == tally.numel:
+            notes.append("frozen")
+        if numel != tally.numel and row:
+            notes.append(f"{format_count(numel)} by path")
+    return notes
+
+
+def _places(tally: Tally) -> str:
+    """Where the values of a module are that has some: `"3.00 GiB on cuda:0"`."""
+    sizes: dict[str, int] = {}
+    for (device, _), nbytes in tally.where.items():
+        if device != "meta":
+            sizes[device] = sizes.get(device, 0) + nbytes
+    return ", ".join(f"{format_bytes(nbytes)} on {device}" for device, nbytes in sizes.items())
+
+
+def summary(tree: ModuleTree) -> list[str]:
+    """The lines below a tree: totals, where the bytes are, how many tensors have which mark."""
+    totals = tree.totals
+    text = plural(totals.numel, "parameter")
+    if totals.frozen:
+        text += f" ({'all' if totals.frozen == totals.numel else format_exact(totals.frozen)} frozen)"
+    text += f", {format_bytes(totals.nbytes)}"
+    if (totals.numel, totals.nbytes) != (totals.numel_by_path, totals.nbytes_by_path):
+        text += (
+            f"; counted by path {format_exact(totals.numel_by_path)}, {format_bytes(totals.nbytes_by_path)}"
+        )
+    lines = [text]
+    several = [sizes for sizes in (totals.devices, totals.dtypes) if len(sizes) > 1]
+    if several:
+        lines.append("; ".join(map(_sizes, several)))
+    if totals.stale:
+        places = "a plain attribute" if totals.stale == 1 else "plain attributes"
+        lines.append(f"{plural(totals.stale, 'tensor')} in {places}, which Module.to and to_empty never see")
+    return lines
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes.items())
+
+
+def marks(tree: ModuleTree) -> list[tuple[str, str]]:
+    """(mark, words) for each mark that tensors of the tree have, such as `("ready", "12 ready")`."""
+    return [(mark, f"{format_exact(number)} {mark}") for mark, number in tree.totals.marks.items()]
+
+
+class Obstacle(NamedTuple):
+    """Why some tensors are blocked: the first of them, the reason, and the next step as code."""
+
+    names: str
+    reason: str
+    step: str | None
+
+
+def obstacles(tree: ModuleTree) -> list[Obstacle]:
+    """The first reasons why tensors are blocked."""
+    columns = tree.columns
+    paths: dict[tuple[str, str | None], list[str]] = {}
+    for row in islice(reasons.blocked(columns, tree.root), MAX_BLOCKED):
+        key = reasons.fact(columns, row), reasons.step(columns, row)
+        paths.setdefault(key, []).append(columns.path(row) or "the root")
+    found = []
+    for (reason, step), some in islice(paths.items(), MAX_REASONS):
+        names = ", ".join(map(clean, some[:3])) + (", …" if len(some) > 3 else "")
+        found.append(Obstacle(names, clean(reason, 400), step and clean(step, 400)))
+    return found
+
+
+def next_step(tree: ModuleTree, top: Branch) -> str | None:
+    """The next command to try, as code; what helps blocked tensors is said with their reasons."""
+    columns, root = tree.columns, tree.root
+    mark = columns.mark(root)
+    if mark == "ready" and columns.tally(root).nbytes > LARGE:
+        block = _first_block(top) or top
+        return reasons.step(columns, block.row)
+    return reasons.step(columns, root) if mark == "ready" else None
+
+
+def _first_block(branch: Branch) -> Branch | None:
+    """The first line that stands for several blocks."""
+    todo = [branch]
+    while todo:
+        branch = todo.pop(0)
+        if branch.count > 1:
+            return branch
+        todo += branch.branches or []
+    return None
