@@ -7,17 +7,18 @@ leak, nor a cache that one type fills can touch the next, and importing is paid 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import gc
 import importlib
-import json
 import multiprocessing
 import pkgutil
 import random
 import re
 import resource
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -26,6 +27,21 @@ SEED = 7
 MIB = 2**20
 # Address space of a child: torch and transformers alone map about 4 GiB.
 ADDRESS_SPACE = 16 * 2**30
+# Above this a type is not built at all.
+MOST_NBYTES = 1536 * MIB
+
+# Configurations whose defaults an ordinary build refuses, or that no general rule makes small.
+BY_HAND: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 24},
+    "informer": {"prediction_length": 24},
+    "time_series_transformer": {"prediction_length": 24},
+    "esm": {"vocab_size": 33, "pad_token_id": 1},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
 
 
 class Case(NamedTuple):
@@ -128,22 +144,265 @@ def shrunk(config: Any, step: int) -> Any:
     return cls(**changes)
 
 
-def small_config(case: Case, cls: type) -> tuple[Any, int, int]:
-    """The first configuration within the limit, its step, and the bytes of its tensors."""
+def small_config(case: Case, cls: type) -> tuple[Any, int]:
+    """The least changed configuration whose model is within the limit, else the smallest; and the bytes of its model.
+
+    Sizes come from plain meta builds. Where none succeeds, it is the default configuration, and 0.
+    """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    default = CONFIG_MAPPING[case.model_type]()
-    known = []
+    default = CONFIG_MAPPING[case.model_type](**BY_HAND.get(case.model_type, {}))
+    best: tuple[Any, int] | None = None
     for step in range(STEPS):
-        try:
+        # Some steps contradict a rule of the configuration: the next one may not.
+        with contextlib.suppress(Exception):
             config = shrunk(default, step) if step else default
             with torch.device("meta"):
                 model = cls(copy.deepcopy(config))
-        except Exception:
+            nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+            if best is None or nbytes < best[1]:
+                best = config, nbytes
+            if nbytes <= case.limit_nbytes:
+                break
+    return best or (default, 0)
+
+
+def check(case: Case) -> dict[str, Any]:
+    """Build ``case`` as ordinary code does and with metaviz, and say how the two differ.
+
+    Returns:
+        ``outcome`` is ``"same"``, ``"different"`` (``differences`` says where), or why there is nothing to compare:
+        ``"not makeable"`` (the ordinary build raises; metaviz raises the same), ``"no class"``, ``"too large"``.
+    """
+    import torch
+
+    import metaviz
+
+    cls = model_class(case)
+    if cls is None:
+        return {"outcome": "no class"}
+    config, nbytes = small_config(case, cls)
+    if nbytes > MOST_NBYTES:
+        return {"outcome": "too large", "nbytes": nbytes}
+    seconds, ordinary, error = _attempt(lambda: cls(copy.deepcopy(config)), poisoned=True)
+    found: dict[str, Any] = {"outcome": "same", "nbytes": nbytes, "seconds": {"ordinary": seconds}}
+    seconds, model, our_error = _attempt(lambda: metaviz.build(cls, copy.deepcopy(config)), stays=True)
+    found["seconds"]["build"] = seconds
+    if error or our_error:
+        same = error == our_error
+        found.update(outcome="not makeable" if same else "different", error=error)
+        return found if same else {**found, "differences": [f"ordinary: {error}; metaviz: {our_error}"]}
+    expected = tensors(ordinary)
+    wrong = differences_in_shape(expected, tensors(model)) + different_plain_attributes(ordinary, model)
+    blocked = metaviz.plan(model).blocked
+    wrong += _not_as_blocked(blocked, expected)
+    try:
+        part = some_part(case, model)
+        wrong += [f"alone, {line}" for line in part_alone(model, part, expected)] if part else []
+        began = time.perf_counter()
+        metaviz.materialize(model, blocked="skip")
+        found["seconds"]["materialize"] = round(time.perf_counter() - began, 3)
+        now = tensors(model)
+        wrong += differences_in_shape(expected, now) + differences_in_values(expected, now, blocked)
+    except Exception as raised:
+        wrong.append(traceback.format_exc()[-2000:] or repr(raised))
+    found["blocked"] = sorted(blocked)
+    if wrong:
+        found.update(outcome="different", differences=wrong)
+    return found
+
+
+def _attempt(build: Callable[[], Any], *, poisoned: bool = False, stays: bool = False) -> tuple[float, Any, str | None]:
+    """Seconds, model and error of a build with the seed.
+
+    ``poisoned`` fills with NaN what the build leaves uninitialized; ``stays`` counts a moved generator as an error.
+    """
+    import torch
+
+    gc.collect()
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    before = torch.get_rng_state()
+    torch.use_deterministic_algorithms(poisoned, warn_only=True)
+    began, model, error = time.perf_counter(), None, None
+    try:
+        model = build()
+    except Exception as raised:
+        error = re.sub(r"0x[0-9a-f]+", "0x", f"{type(raised).__name__}: {raised}")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    seconds = round(time.perf_counter() - began, 3)
+    if stays and not torch.equal(before, torch.get_rng_state()):
+        error = f"the generator moved ({error})"
+    return seconds, model, error
+
+
+def tensors(model: Any) -> dict[str, Any]:
+    """Every tensor of ``model`` by path: parameters, buffers, and those in plain attributes."""
+    from metaviz.core.paths import Model
+
+    return {place.path: place.slot.tensor for place in Model(model).places}
+
+
+def differences_in_shape(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Where paths, shapes, dtypes, strides, classes, ``requires_grad`` or ties differ."""
+
+    def traits(tensor: Any) -> tuple:
+        return (
+            type(tensor).__name__,
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.requires_grad,
+        )
+
+    wrong = [f"{path}: only in one of the two" for path in expected.keys() ^ found.keys()]
+    both = [path for path in expected if path in found]
+    for path in both:
+        was, now = traits(expected[path]), traits(found[path])
+        if was != now:
+            wrong.append(f"{path}: {was} became {now}")
+    for identity in (id, lambda tensor: tensor.untyped_storage()._cdata):
+        if _groups(expected, both, identity) != _groups(found, both, identity):
+            wrong.append("other tensors are tied, or share their memory")
+    return wrong
+
+
+def _groups(by_path: dict[str, Any], paths: list[str], identity: Callable[[Any], int]) -> set[frozenset[str]]:
+    groups: dict[int, set[str]] = {}
+    for path in paths:
+        groups.setdefault(identity(by_path[path]), set()).add(path)
+    return {frozenset(group) for group in groups.values()}
+
+
+def differences_in_values(expected: dict[str, Any], found: dict[str, Any], blocked: Iterable[str] = ()) -> list[str]:
+    """The paths whose bytes differ, or that are on meta in one model only; not those under ``blocked``."""
+    wrong = []
+    blank = {id(found[path]) for path in blocked}
+    for path in expected.keys() & found.keys():
+        was, now = expected[path], found[path]
+        if id(now) in blank:
+            if not now.is_meta:
+                wrong.append(f"{path}: blocked, and yet it has values")
+        elif was.is_meta or now.is_meta:
+            if was.device != now.device:
+                wrong.append(f"{path}: on {was.device}, and here on {now.device}")
+        elif not _same_bytes(was, now):
+            wrong.append(f"{path}: other values")
+    return wrong
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    import torch
+
+    flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
+
+
+def _not_as_blocked(blocked: dict[str, str], expected: dict[str, Any]) -> list[str]:
+    """Blocked must be just what an ordinary build leaves uninitialized: there the poison is."""
+    return [
+        f"{path}: blocked ({reason}), but an ordinary build gives it values"
+        for path, reason in blocked.items()
+        if not _has_poison(expected[path]) or "ninitialized" not in reason
+    ]
+
+
+def _has_poison(tensor: Any) -> bool:
+    """Whether the filling of torch's deterministic mode is in ``tensor``: NaN, the largest integer, True."""
+    import torch
+
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return bool(tensor.isnan().any())
+    return bool((tensor == (True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)).any())
+
+
+def different_plain_attributes(ordinary: Any, model: Any) -> list[str]:
+    """The attributes of modules that are numbers, words or truth values and differ: values read while building."""
+    ours = dict(model.named_modules())
+    wrong = []
+    for path, module in ordinary.named_modules():
+        if path not in ours or type(ours[path]) is not type(module):
+            wrong.append(f"{path}: {type(module).__name__} is missing")
             continue
-        nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-        known.append((config, step, nbytes))
-        if nbytes <= case.limit_nbytes:
-            break
-    return min(known, key=lambda entry: entry[2], default=(default, 0, 0)) if known else (default, 0, 0)
+        was, now = _plain(module), _plain(ours[path])
+        wrong += [f"{path}.{name}: {was.get(name)!r}, here {now.get(name)!r}" for name in was if was[name] != now.get(name)]
+    return wrong
+
+
+def _plain(module: Any) -> dict[str, str]:
+    kinds = (int, float, str, bool, list, tuple)
+    return {name: repr(value) for name, value in vars(module).items() if type(value) in kinds and "0x" not in repr(value)}
+
+
+def some_part(case: Case, model: Any) -> str | None:
+    """A submodule with tensors below it, drawn by the name of the case."""
+    from metaviz.core.paths import Model
+
+    above = {place.module_path for place in Model(model).places}
+    paths = sorted({".".join(path.split(".")[: n + 1]) for path in above if path for n in range(path.count(".") + 1)})
+    return random.Random(str(case)).choice(paths) if paths else None
+
+
+def part_alone(model: Any, part: str, expected: dict[str, Any]) -> Iterator[str]:
+    """Materialize ``part`` alone, compare it, see that the rest stayed on meta, and unload it again."""
+    import metaviz
+
+    before = {path for path, tensor in tensors(model).items() if tensor.is_meta}
+    plan = metaviz.plan(model, part)
+    planned = {path for planned in plan.tensors for path in (planned.path, *planned.also)}
+    metaviz.materialize(model, part, blocked="skip")
+    now = tensors(model)
+    filled = {path for path in before if not now[path].is_meta}
+    if filled != planned:
+        yield f"{part}: {sorted(filled ^ planned)[:5]} got values and were not planned, or the other way round"
+    inside = {path: tensor for path, tensor in expected.items() if path in filled}
+    yield from differences_in_values(inside, now)
+    metaviz.unload(model, part)
+    yield from (f"{path}: not unloaded" for path, tensor in tensors(model).items() if path in before and not tensor.is_meta)
+
+
+def _child(case: Case, pipe: Any) -> None:
+    """What a forked process does: bound its memory, check, answer."""
+    import torch
+    import transformers
+
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    try:
+        found = check(case)
+    except Exception:
+        found = {"outcome": "different", "differences": [traceback.format_exc()[-2000:]]}
+    pipe.send(found)
+
+
+def check_apart(case: Case, timeout_seconds: float = 300) -> dict[str, Any]:
+    """:func:`check` in a process of its own; the outcome is ``"crashed"`` or ``"timeout"`` where it gives no answer."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(case, theirs), daemon=True)
+    began = time.perf_counter()
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv() if ours.poll(timeout_seconds) else {"outcome": "timeout"}
+    except EOFError:
+        found = {"outcome": "crashed"}
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return {"case": str(case), **found, "wall_seconds": round(time.perf_counter() - began, 1)}
+
+
+def check_all(cases: Iterable[Case], processes: int = 2) -> dict[Case, concurrent.futures.Future]:
+    """Start :func:`check_apart` for all ``cases``, so many at a time; the futures give what it returns."""
+    pool = concurrent.futures.ThreadPoolExecutor(processes)
+    futures = {case: pool.submit(check_apart, case) for case in cases}
+    pool.shutdown(wait=False)
+    return futures

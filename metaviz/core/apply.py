@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import dataclasses
 import signal
 import threading
@@ -16,8 +17,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metaviz.core.origin import Was, mark_real, was
-from metaviz.core.paths import Model, Place
-from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare, some
+from metaviz.core.paths import Model, Place, some
+from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
 from metaviz.core.replay import draws_for, plain_torch, replay
 from metaviz.core.tape import MARK, Tag, Window, window, window_of
 from metaviz.core.units import format_bytes, format_seconds
@@ -45,6 +46,7 @@ class Report:
         device: Where the tensors are now.
         nbytes: Bytes that they take there.
         seconds: Time that it took.
+        pulled_in: Paths that were not chosen but share memory with one that was.
     """
 
     action: str
@@ -57,6 +59,7 @@ class Report:
     device: torch.device
     nbytes: int
     seconds: float
+    pulled_in: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         count = len(self.tensors)
@@ -68,6 +71,7 @@ class Report:
             "left on meta, blocked": self.skipped,
             "real already": self.kept,
             "lazy, moved": self.lazy,
+            "shared memory, came along": self.pulled_in,
             "new objects (make optimizers that hold the old ones again)": self.repointed,
             "still the old tensor (held by a tuple or a frozen object)": self.stranded,
         }
@@ -145,6 +149,7 @@ def materialize(
         described.device,
         described.nbytes,
         time.perf_counter() - began,
+        described.pulled_in,
     )
 
 
@@ -169,7 +174,10 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         by_tensor: dict[int, list[Place]] = {}
         for place in view.places:
             by_tensor.setdefault(id(place.slot.tensor), []).append(place)
-        chosen = _unloadable(view.select(paths), by_tensor, force)
+        selected = view.select(paths)
+        chosen = _unloadable(selected, by_tensor, force)
+        named = {id(place.slot.tensor) for place in selected}
+        pulled_in = tuple(by_tensor[id(t)][0].path for t, _ in chosen if id(t) not in named)
         blank: dict[tuple[int, int], torch.UntypedStorage] = {}
         changes = [
             Change(tensor, _dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
@@ -200,6 +208,7 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         torch.device("meta"),
         nbytes,
         time.perf_counter() - began,
+        pulled_in,
     )
 
 
@@ -222,11 +231,14 @@ class Change:
         except RuntimeError:
             # Weak references, autograd graphs and views hold on to the tensor: then its places get a new object.
             for place in self.places:
+                # Noted first, so that nothing can be changed that undo does not know of.
+                self.repointed.append(place.path)
                 try:
                     place.slot.set(self.new)
-                    self.repointed.append(place.path)
+                except MemoryError:
+                    raise
                 except Exception:  # a tuple, or a dict whose class lets nothing be set
-                    self.stranded.append(place.path)
+                    self.stranded.append(self.repointed.pop())
 
     def undo(self) -> None:
         """Put everything back."""
@@ -296,6 +308,9 @@ def _dressed_as(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         new = torch.Tensor._make_subclass(type(old), new, False)
     new.requires_grad_(old.requires_grad and old.is_leaf)
     new.__dict__.update(old.__dict__)
+    for name in copyreg._slotnames(type(old)):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
     # Hooks live in the part that is swapped: without this they would stay behind with the old content.
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(old, hooks, None) is not None and new.requires_grad:

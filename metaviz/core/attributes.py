@@ -95,6 +95,10 @@ class Trouble(NamedTuple):
     reason: str
 
 
+class _TooWide(Exception):
+    """A container has more entries than are looked at, and some could hold a tensor."""
+
+
 def slots(module: nn.Module, registered: Collection[int] | None = None) -> Iterator[Slot]:
     """Every tensor that one module holds itself: parameters, buffers, then those in plain attributes.
 
@@ -190,6 +194,9 @@ class Scanner:
                 continue
             try:
                 inner = [(name + step, child, put) for step, child, put in opener(value)]
+            except _TooWide:
+                yield Trouble(name, type(value).__name__, f"it has more than {MAX_ENTRIES:,} entries")
+                continue
             except Exception as error:
                 yield Trouble(name, type(value).__name__, f"it raised {type(error).__name__} when looked at")
                 continue
@@ -284,7 +291,7 @@ def _possible(entries: Iterable[tuple[Any, Any]], length: int) -> list[tuple[Any
     """The (key, value) pairs whose values could hold a tensor; a vocabulary of words has none."""
     some = [entry for entry in islice(entries, MAX_ENTRIES) if type(entry[1]) not in ATOMS]
     if some and length > MAX_ENTRIES:
-        raise OverflowError(f"more than {MAX_ENTRIES:,} entries")
+        raise _TooWide
     return some
 
 

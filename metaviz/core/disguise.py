@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch.utils import _device
 
 from metaviz.core.recorder import CPU, META, Recorder
 from metaviz.core.replay import plain_torch
-from metaviz.core.tape import map_tensors, tag_of
+from metaviz.core.tape import map_tensors, tag_of, tensors_in
 
 Handler = Callable[[Recorder, Any, tuple, dict], Any]
 HANDLERS: dict[Any, Handler] = {}
@@ -110,16 +111,16 @@ def _data_ptr(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> int:
 @_handles(Tensor.to)
 def _to(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
     tensor = args[0]
-    device, dtype, copy = _parse_to(args[1:], kwargs)
+    device, dtype, again = _parse_to(args[1:], kwargs)
     if not recorder.is_taped(tensor):
         if device is None or tensor.device.type == "meta":
             return func(*args, **kwargs)
-        return tensor.to(device=as_cpu(device), dtype=dtype, copy=copy)
+        return tensor.to(device=as_cpu(device), dtype=dtype, copy=again)
     if device is not None and as_cpu(device) is META:
         kind = {"dtype": tensor.dtype if dtype is None else dtype}
         return call_on(META, recorder, torch.empty_strided, (tensor.size(), tensor.stride()), kind)
     layout = kwargs.get("memory_format", torch.preserve_format)
-    return tensor.to(tensor.dtype if dtype is None else dtype, copy=copy, memory_format=layout)
+    return tensor.to(tensor.dtype if dtype is None else dtype, copy=again, memory_format=layout)
 
 
 def _parse_to(args: tuple, kwargs: dict) -> tuple[Any, torch.dtype | None, bool]:
@@ -197,7 +198,9 @@ def _read(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
 @_handles(Tensor.untyped_storage)
 def _storage_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> torch.UntypedStorage:
     """``pickle`` and ``torch.save`` write the memory itself: for them, and only for them, it has to be real."""
-    if sys._getframe(3).f_code is Tensor._reduce_ex_internal.__code__ and recorder.is_taped(args[0]):
+    asker = sys._getframe(3)
+    pickles = asker.f_code is Tensor._reduce_ex_internal.__code__ and recorder.is_taped(args[0])
+    if pickles and asker.f_back.f_back.f_code is not copy.copy.__code__:
         return recorder.memory_of(args[0], "pickle")
     return func(*args, **kwargs)
 
@@ -216,16 +219,51 @@ def _sparse(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
         return func(*args, **{**kwargs, "device": CPU})
 
 
-@_handles(Tensor.apply_, Tensor.map_, Tensor.map2_)
-def _python_loop(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """A Python function for each element: done for real, and the result kept."""
-    if not recorder.is_taped(args[0]):
+_SOBOL = [getattr(torch, f"_sobol_engine_{name}") for name in ("draw", "ff_", "initialize_state_", "scramble_")]
+# C++ code that goes another way for tensors on meta or while a dispatch mode is on, and rounds otherwise there.
+# Source: torch 2.13, aten/src/ATen/native/BatchLinearAlgebra.cpp, isTensorSubclassLike.
+_ROUNDS_OTHERWISE = [torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank]
+
+
+@_handles(Tensor.apply_, Tensor.map_, Tensor.map2_, torch.unravel_index, *_SOBOL, *_ROUNDS_OTHERWISE)
+def _in_reality(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Calls that need the values themselves: done for real, and what they write and give is kept."""
+    if not any(recorder.is_taped(tensor) for tensor in tensors_in(args, kwargs)):
         return func(*args, **kwargs)
-    real = map_tensors(args, functools.partial(_real, recorder, func))
+    real_args, real_kwargs = map_tensors((args, kwargs), functools.partial(_real, recorder, func))
     with plain_torch():
-        func(*real, **kwargs)
-    recorder.freeze(args[0], real[0])
-    return args[0]
+        result = func(*real_args, **real_kwargs)
+    if func.__name__.endswith("_"):
+        recorder.freeze(args[0], real_args[0])
+        return args[0]
+    return map_tensors(result, recorder.twin)
+
+
+@_handles(torch.linalg.matrix_norm, torch.linalg.norm)
+def _norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
+    order = kwargs.get("ord", args[1] if len(args) > 1 else None)
+    if order in (2, -2, "nuc") and args[0].dim() > 1:
+        return _in_reality(recorder, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+@_handles(Tensor.__getitem__, Tensor.__setitem__)
+def _index(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Lists and arrays in an index: torch puts them on the device of the tensor, where meta would lose them."""
+    tensor, index, *value = args
+    if recorder.is_taped(tensor):
+        if type(index) is tuple:
+            index = tuple(_listed(recorder, item) for item in index)
+        elif not isinstance(index, list) or all(isinstance(item, int) for item in index):
+            index = _listed(recorder, index)
+    return func(tensor, index, *value)
+
+
+def _listed(recorder: Recorder, item: Any) -> Any:
+    if not isinstance(item, list | tuple | range) and type(item).__name__ != "ndarray":
+        return item
+    found = _bring_data(recorder, torch.tensor, (item,), {})
+    return found if found.dtype in (torch.bool, torch.uint8) else found.long()
 
 
 @_handles(Tensor.__repr__, Tensor.__format__)
@@ -251,10 +289,13 @@ def _deepcopy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tenso
             flat = torch.empty(0, dtype=torch.uint8, device=META).set_(storage)
             memo[storage._cdata] = flat.clone().untyped_storage()
         blank = torch.empty(0, dtype=tensor.dtype, device=META)
-        copy = blank.set_(memo[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
-    copy.requires_grad_(tensor.requires_grad)
-    memo[id(tensor)] = copy
-    return copy
+        twin = blank.set_(memo[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
+        # As torch does it: the copy of a conjugated view has its values in memory.
+        twin = twin.conj_physical() if tensor.is_conj() else twin
+        twin = twin.neg() if tensor.is_neg() else twin
+    twin.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = twin
+    return twin
 
 
 @_handles(Tensor.data.__set__)

@@ -11,7 +11,7 @@ from collections import deque
 
 from metaviz.core.columns import Columns
 
-# A ModuleList has no forward: where its blocks fold into this many runs, they are shown in its place.
+# A ModuleList has no forward: where its blocks fold into so many runs, they are shown in its place.
 INLINE_RUNS = 5
 _DIGITS = "0123456789"
 
@@ -92,7 +92,7 @@ def _below(columns: Columns, parent: int, unfold: bool) -> list[Branch]:
     lines: list[Branch] = []
     for branch in runs(columns, parent, unfold):
         inner = runs(columns, branch.row, unfold) if _is_list(columns, branch) else []
-        if 0 < len(inner) <= INLINE_RUNS and any(each.count > 1 for each in inner):
+        if 0 < len(inner) <= INLINE_RUNS:
             for each in inner:
                 each.label = f"{branch.label}.{each.label}"
             lines += inner
@@ -134,16 +134,20 @@ def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
 
 
 def first_of_build(columns: Columns, branches: list[Branch]) -> list[Branch]:
-    """The branches worth opening: not those built like an earlier one, unless their state is mixed."""
+    """The branches worth opening: not those built like an earlier one, unless they are small or mixed."""
     builds = set()
     chosen = []
     for branch in branches:
-        build = columns.forms[branch.row].build
-        tally = columns.tally(branch.row)
-        if build not in builds or 0 < tally.real < tally.tensors or columns.mark(branch.row) == "partial":
+        build, tally = columns.forms[branch.row].build, columns.tally(branch.row)
+        mixed = 0 < tally.real < tally.tensors or columns.mark(branch.row) == "partial"
+        if build not in builds or mixed or not _has_modules(columns, branch.row):
             builds.add(build)
             chosen.append(branch)
     return chosen
+
+
+def _has_modules(columns: Columns, row: int) -> bool:
+    return any(columns.forms[child].kind == "module" for child in columns.children(row))
 
 
 def _alike(columns: Columns, row: int, following: int) -> bool:

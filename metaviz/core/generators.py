@@ -1,13 +1,16 @@
 """Follows the random generators that a constructor draws from, without drawing for it.
 
 A taped random op draws nothing. So that ``manual_seed``, ``fork_rng`` or ``set_state`` in a constructor are noticed and
-mean what they mean in an ordinary build, the real generator makes one draw for each taped op: its state is then a token
-that names the place in the stream of draws, and a token that comes back leads back to its place.
+mean what they mean in an ordinary build, the real generator gets a state of its own after each taped op: a token that
+names the place in the stream of draws, and a token that comes back, be it in another generator, leads back to its place.
+Threads that record at the same time share the global generator: each takes the other's tokens for no change.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+import zlib
 from typing import Any
 
 import torch
@@ -32,10 +35,14 @@ class _Done:
 class _Followed:
     generator: torch.Generator
     before: torch.Tensor
+    state: torch.Tensor
     token: bytes
     stream: Stream
     next: Place
-    places: dict[int, Place]
+
+
+_lock = threading.RLock()
+_recording: list[Generators] = []
 
 
 class Generators:
@@ -43,35 +50,48 @@ class Generators:
 
     def __init__(self) -> None:
         self._followed: dict[int, _Followed] = {}
-        with plain_torch():
-            self._scratch = torch.empty(1)
-        self._follow(torch.default_generator)
+        self._places: dict[int, Place] = {}
+        self._maker = torch.Generator()
+        with _lock:
+            _recording.append(self)
+            self._maker.manual_seed(zlib.crc32(self._follow(torch.default_generator).token))
 
     def place(self, generator: torch.Generator | None, draw: Any) -> Place:
         """The place of the next random op of ``generator`` (None: the default one): ``(stream, index)``."""
-        followed = self._follow(torch.default_generator if generator is None else generator)
-        token = _token(followed.generator)
-        if token != followed.token:
-            start = followed.places.get(hash(token), followed.generator.get_state())
-            followed.stream = Stream(start)
-            followed.next = (followed.stream, 0)
-            followed.places.setdefault(hash(token), followed.next)
-        stream = followed.stream
-        index = stream.append(draw)
-        with torch._C._DisableTorchDispatch():
-            self._scratch.random_(generator=followed.generator)
-        followed.token = _token(followed.generator)
-        here, followed.next = followed.next, (stream, index + 1)
-        followed.places[hash(followed.token)] = followed.next
-        return here
+        with _lock:
+            followed = self._follow(torch.default_generator if generator is None else generator)
+            state = followed.generator.get_state()
+            token = _token(state)
+            if token != followed.token and not self._is_of_another(hash(token)):
+                followed.stream = Stream(self._places.get(hash(token), state))
+                followed.next = (followed.stream, 0)
+                self._places.setdefault(hash(token), followed.next)
+            stream = followed.stream
+            index = stream.append(draw)
+            here, followed.next = followed.next, (stream, index + 1)
+            self._set_token(followed, token)
+            return here
+
+    def _set_token(self, followed: _Followed, now: bytes) -> None:
+        """Put the generator on a new token, which is a good state to draw from: other threads may."""
+        self._maker.manual_seed(self._maker.initial_seed() + 1)
+        followed.state = self._maker.get_state()
+        # The first 8 bytes are what `torch.initial_seed()` answers.
+        followed.state.numpy().data[:8] = now[:8]
+        followed.generator.set_state(followed.state)
+        followed.token = _token(followed.state)
+        self._places[hash(followed.token)] = followed.next
+
+    def _is_of_another(self, token: int) -> bool:
+        return token not in self._places and any(token in other._places for other in _recording)
 
     def draw_now(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run a random op for real at its place in the stream; the tokens stay as they are."""
         done = _Done()
         generator = kwargs.get("generator") or torch.default_generator
-        stream, index = self.place(generator, done)
-        token = generator.get_state()
-        with plain_torch():
+        with _lock, plain_torch():
+            stream, index = self.place(generator, done)
+            token = generator.get_state()
             generator.set_state(stream.state_before(index))
             try:
                 return func(*args, **kwargs)
@@ -81,19 +101,26 @@ class Generators:
 
     def close(self) -> None:
         """Put every generator back to its state at first use."""
-        for followed in self._followed.values():
-            followed.generator.set_state(followed.before)
+        with _lock:
+            _recording.remove(self)
+            for key, followed in self._followed.items():
+                others = [other._followed[key] for other in _recording if key in other._followed]
+                followed.generator.set_state(others[0].state if others else followed.before)
 
     def _follow(self, generator: torch.Generator) -> _Followed:
         followed = self._followed.get(id(generator))
         if followed is None:
-            before, token = generator.get_state(), _token(generator)
-            stream = Stream(before)
-            first = (stream, 0)
-            followed = _Followed(generator, before, token, stream, first, {hash(token): first})
+            state = generator.get_state()
+            token = _token(state)
+            others = (other._followed.get(id(generator)) for other in _recording)
+            # Another thread's recording will put the generator back to where it found it.
+            before = next((other.before for other in others if other), state)
+            stream = Stream(self._places.get(hash(token), before))
+            self._places.setdefault(hash(token), (stream, 0))
+            followed = _Followed(generator, before, state, token, stream, (stream, 0))
             self._followed[id(generator)] = followed
         return followed
 
 
-def _token(generator: torch.Generator) -> bytes:
-    return generator.get_state().numpy().tobytes()
+def _token(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()

@@ -6,6 +6,7 @@ the tensor is then known by its slot in a module that was seen when the build en
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ def remember(module: nn.Module, tape: Tape) -> None:
                     found[name] = (window_of(tensor), id(tensor))
     if found:
         key = id(module)
-        _seen[key] = _Seen(weakref.ref(module, lambda _: _seen.pop(key, None)), tape, found)
+        # No function of Python's is called when a module dies: Ctrl-C would be lost in it.
+        _seen[key] = _Seen(weakref.ref(module, functools.partial(_seen.pop, key)), tape, found)
 
 
 def origin_of(tensor: torch.Tensor, module: nn.Module | None = None, name: str | None = None) -> Origin | None:

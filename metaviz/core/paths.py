@@ -14,6 +14,8 @@ from torch import nn
 from metaviz.core.attributes import Slot, registered_ids, slots
 from metaviz.errors import UnknownPath
 
+_SHOWN = 5
+
 
 class Place(NamedTuple):
     """A slot of a model: the dotted ``path`` of its tensor, the module that holds it, and the slot."""
@@ -27,6 +29,13 @@ class Place(NamedTuple):
 def join(parent: str, name: str) -> str:
     """``"layers.0" + "weight"`` is ``"layers.0.weight"``; the root is ``""``."""
     return f"{parent}.{name}" if parent else name
+
+
+def some(paths: Iterable[str]) -> str:
+    """The first few paths, and how many more there are."""
+    paths = list(paths)
+    more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
 
 
 def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -144,8 +153,11 @@ def _match_parts(parts: list[str], patterns: list[Callable[[str], object] | None
 
 def _no_such(pattern: str, known: Iterable[str]) -> str:
     near = _nearest(pattern, known)
-    hint = f" The nearest is {near!r}." if near else ""
-    return f"The model has no module or tensor {pattern!r}.{hint} See what there is: print(metaviz.tree(model))"
+    if near:
+        return f"The model has no module or tensor {pattern!r}. The nearest is {near!r}. Next: metaviz.plan(model, {near!r})"
+    top = [path for path in known if path and "." not in path]
+    has = f"It has {some(top)}." if top else "It has none at all."
+    return f"The model has no module or tensor {pattern!r}. {has} Next: print(metaviz.tree(model))"
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from metaviz.core import devices
 from metaviz.core.origin import origin_of
-from metaviz.core.paths import Model, Place
+from metaviz.core.paths import Model, Place, some
 from metaviz.core.replay import CPU, draws_for, peak_nbytes, plain_torch
 from metaviz.core.sources import replay_answer
 from metaviz.core.tape import Tape, Window
@@ -230,16 +230,18 @@ def check(described: Plan, blocked: str = "error") -> None:
         count = len(described.blocked)
         total = count + len(described.tensors)
         path, reason = next(iter(described.blocked.items()))
+        rest = "To fill only the rest: metaviz.materialize(model, paths, blocked='skip'). " if described.tensors else ""
         raise CannotMaterialize(
-            f"Cannot materialize {count} of {total} chosen tensors: {some(described.blocked)}. {path}: {reason} "
-            "To leave them on meta and fill the rest: metaviz.materialize(model, paths, blocked='skip')"
+            f"Cannot materialize {count} of {total} chosen tensors: {some(described.blocked)}. {rest}{path}: {reason}"
         )
     for device, need in described.peak_nbytes.items():
         free = described.free_nbytes[device]
         if need > free:
+            wide = any(t.dtype.is_floating_point and t.dtype.itemsize > 2 for t in described.tensors)
+            smaller = "take less: metaviz.materialize(model, paths, dtype='bfloat16')" if wide else "see the sizes: print(metaviz.tree(model))"
             raise NotEnoughMemory(
                 f"This takes {format_bytes(need)} on {device}, and {format_bytes(free)} are free. Nothing was changed. "
-                "Choose a smaller part, or halve it: metaviz.materialize(model, paths, dtype='bfloat16')"
+                f"Choose a smaller part, or {smaller}"
             )
 
 
@@ -258,7 +260,8 @@ def _add(fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], w
     place, answer = next((pair for pair in answers if pair[1].can), (None, None))
     if place is None:
         first = places[0]
-        blocked[first.path] = replay_answer(first.slot.tensor, first.module, first.slot.name, first.slot.kind).reason
+        answer = replay_answer(first.slot.tensor, first.module, first.slot.name, first.slot.kind)
+        blocked[first.path] = f"{answer.reason} Next: {answer.fix}"
         return
     tensor = place.slot.tensor
     name = place.slot.name if place.slot.kind != "attribute" else None
@@ -319,8 +322,3 @@ def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[
             yield PlannedTensor(places[0].path, also, tuple(tensor.shape), fill.dtype, nbytes, "replay", answer.reason)
             nbytes = 0
 
-
-def some(paths: Iterable[str]) -> str:
-    paths = list(paths)
-    more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
-    return ", ".join(paths[:_SHOWN]) + more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from types import CodeType
 
 import torch
@@ -20,8 +21,17 @@ _INIT = init.__file__
 _inside: dict[CodeType, bool] = {}
 
 
+# What a file is called. A shell that runs cells sets it, as the name of a cell's file tells nothing.
+called: Callable[[str], str] = str
+
+
 # One object per line of code, not one per op: a big model has a hundred thousand ops from a few lines.
 _where = functools.lru_cache(maxsize=4096)(Where)
+
+
+def said(place: Where) -> str:
+    """A line in words: its file and number."""
+    return f"{called(place.filename)}:{place.line}"
 
 
 def where() -> Where | None:

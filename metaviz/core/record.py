@@ -30,7 +30,7 @@ T = TypeVar("T")
 _active = threading.local()
 
 
-class recording:  # noqa: N801 - reads as a statement: `with metaviz.recording() as rec:`
+class recording:
     """Context in which every model is built on the meta device, with a tape.
 
     Inside, constructors run unchanged and believe that they are on the CPU; every tensor that they make has a shape
@@ -80,7 +80,8 @@ class recording:  # noqa: N801 - reads as a statement: `with metaviz.recording()
             for module in _living_modules() if self._built is None else self._built:
                 remember(module, self.tape)
         else:
-            error.__traceback__ = _without_our_frames(trace)
+            # Not by assignment: a frozen dataclass forbids that.
+            error.with_traceback(_without_our_frames(trace))
 
 
 def build(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _device
 
 from metaviz.core.generators import Generators
-from metaviz.core.provenance import where
+from metaviz.core.provenance import said, where
 from metaviz.core.replay import EagerDraws, OpDraw, plain_torch, replay, values_of_another
 from metaviz.core.tape import Op, Tag, Tape, Window, constant, map_tensors, tag_of, tensors_in, window_of
 from metaviz.core.units import format_bytes
@@ -34,9 +34,11 @@ _NO_KWARGS: dict[str, Any] = {}
 
 # In-place ops that leave nothing of what was there before.
 _OVERWRITES = frozenset(
-    "zero_ fill_ copy_ uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_".split()
+    ["zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_"]
 )
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+# Ops that on meta check no values, or give other strides: where it is cheap they are run for real.
+_DIFFER_ON_META = {"_linalg_check_errors", "_linalg_svd", "linalg_eig"}
 # Arguments that an op writes though its schema does not say so: the running statistics.
 _UNDECLARED_WRITES = {"native_batch_norm": (3, 4)}
 # Factories as the in-place op that fills what they allocate. ATen implements the random ones in just this way, so the
@@ -70,7 +72,7 @@ class Kind:
     """What the recorder must know of an aten op, worked out once per op."""
 
     __slots__ = (
-        *("check", "empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random"),
+        *("differs", "empty", "factory", "fill", "has_device", "name", "outs", "overwrites", "random"),
         *("reader", "skippable", "window", "written"),
     )
 
@@ -84,10 +86,10 @@ class Kind:
         )
         self.random = torch.Tag.nondeterministic_seeded in tags
         # A boolean mask makes the shape of these two depend on data, plain indices do not: meta tells.
-        self.reader = torch.Tag.data_dependent_output in tags or (
+        self.reader = torch.Tag.data_dependent_output in tags or name.startswith("quantize_per") or (
             torch.Tag.dynamic_output_shape in tags and name not in ("index", "index_put", "index_put_")
         )
-        self.check = name == "_linalg_check_errors"
+        self.differs = name in _DIFFER_ON_META
         self.has_device = any(a.name == "device" for a in schema.arguments)
         base = name.removeprefix("new_").removesuffix("_like")
         takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
@@ -167,16 +169,14 @@ class Recorder:
             return self.for_real(func, kind, args, kwargs) if real and kind.random else func(*args, **kwargs)
         if foreign:
             return self._with_foreign(func, kind, args, kwargs)
-        if kind.check:
-            # An ordinary build raises here if the values are bad; only what is cheap is looked at.
+        if kind.differs:
             with contextlib.suppress(ValueRead):
-                self.for_real(func, kind, args, kwargs)
-            return None
+                return self.for_real(func, kind, args, kwargs)
         if kind.reader or (real and any(not self.is_taped(t) for t in kind.targets(args, kwargs))):
             return self.for_real(func, kind, args, kwargs)
         if real:
             args, kwargs = map_tensors((args, kwargs), lambda t: t if self.is_taped(t) else self.twin(t))
-        if kind.has_device:
+        if device is not None:
             kwargs = {**kwargs, "device": META}
         return self._on_meta(func, kind, args, kwargs)
 
@@ -414,7 +414,7 @@ def _is_plain(out: Any) -> bool:
 
 def _too_big(reader: str, cost: int, limit: int) -> str:
     place = where()
-    at = f" at {place.filename}:{place.line}" if place else ""
+    at = f" at {said(place)}" if place else ""
     return (
         f"The constructor reads values ({reader}{at}) that take {format_bytes(cost)} to compute, above the limit of "
         f"{format_bytes(limit)}. Allow it: with metaviz.recording(value_limit={cost}): model = ..."

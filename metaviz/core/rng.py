@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -348,12 +348,14 @@ class Stream:
 
     def _store(self, index: int, state: torch.Tensor, work: float) -> float:
         """Keep a state, for good or for a while; returns the work since the last one kept for good."""
-        if index in self._states:
+        at = bisect_left(self._known, index)
+        if self._known[at : at + 1] == [index]:
             return self._states[index][1]
         for_good = work >= _KEEP_SECONDS
         work = 0.0 if for_good else work
+        # In this order Ctrl-C between the two leaves a state that nobody looks up, and no index without its state.
         self._states[index] = state, work
-        insort(self._known, index)
+        self._known.insert(at, index)
         if not for_good:
             self._recent.append(index)
         if len(self._recent) > _RECENT:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from metaviz.core.origin import Origin, origin_of
+from metaviz.core.provenance import said
 from metaviz.core.units import format_bytes
 
 
@@ -54,7 +55,7 @@ def replay_answer(tensor: torch.Tensor, module: nn.Module | None, name: str | No
     op = origin.tape.last_write(origin.window.storage)
     if op is None:
         return Answer(True, "replay", "no elements")
-    place = f"{op.name} at {op.where.filename}:{op.where.line}" if op.where else op.name
+    place = f"{op.name} at {said(op.where)}" if op.where else op.name
     if origin.window.dtype != tensor.dtype:
         was, now = (str(d).removeprefix("torch.") for d in (origin.window.dtype, tensor.dtype))
         return Answer(True, "replay", f"{place}, then cast from {was} to {now} as the model was after the build")

@@ -199,14 +199,15 @@ class ModuleTree:
     def _find(self, path: str) -> int | None:
         if not path:
             return self.root
-        start, end = self.root, self.columns.ends[self.root]
-        below = self.columns.find(f"{self.path}.{path}") if start else None
-        if below is None:
-            below = self.columns.find(path)
-            # A shared module's rows stand at its first path, which may be outside of this part.
-            if below is not None and not start <= below < end and path.startswith(f"{self.path}."):
-                return below
-        return below
+        if not self.root:
+            return self.columns.find(path)
+        row = self.columns.find(f"{self.path}.{path}")
+        if row is None:
+            row = self.columns.find(path)
+            # A path below this part may lead through a shared module, to rows that stand elsewhere.
+            inside = row in range(self.root, self.columns.ends[self.root]) or path.startswith(f"{self.path}.")
+            return row if inside else None
+        return row
 
     def explain(self, path: str = "") -> str:
         """A short paragraph about one module or tensor: what it is, how large, where, and what can be done.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -12,6 +13,7 @@ from IPython.display import display
 from traitlets import Bool, Float, TraitError
 
 import metaviz
+from metaviz.core import provenance
 from metaviz.core.record import VALUE_LIMIT
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.magics import arguments, built, cell, completion, names, status
@@ -46,7 +48,8 @@ class MetavizMagics(Magics):
         options = arguments.read(self.meta_build, line)
         steps = cell.compiled(self.shell, f"%%meta_build {line}".rstrip(), body)
         with contextlib.ExitStack() as stack:
-            values = stack.enter_context(cell.shown_at_the_end(self.shell))
+            values: list[Any] = []
+            stack.callback(cell.show, self.shell, values)
             meter = stack.enter_context(built.Meter(self.shell.user_ns))
             with arguments.one_line_errors():
                 stack.enter_context(metaviz.recording(value_limit=options.value_limit))
@@ -82,7 +85,10 @@ class MetavizMagics(Magics):
     @_PATHS
     @argument("--device", help="Where the values shall be: cpu (if left out), cuda:0.")
     @argument(
-        "--rng", choices=("eager", "keyed", "device"), default="eager", help="Whose random numbers to draw."
+        "--rng",
+        choices=("eager", "keyed", "device"),
+        default="eager",
+        help="How to draw random numbers, see above.",
     )
     @argument("--dtype", type=arguments.floating, help="Floating-point dtype to cast to: bfloat16.")
     @argument("--skip-blocked", action="store_true", help="Leave on meta what no source can give values.")
@@ -90,8 +96,8 @@ class MetavizMagics(Magics):
     def meta_materialize(self, line: str) -> metaviz.Report | metaviz.Plan:
         """Give parts of a model the values that an ordinary build would have given them. All or nothing.
 
-        --rng eager: the very numbers of an ordinary CPU build with the same seed. keyed: drawn on the device, the
-        same whatever is chosen. device: from the global generator of the device.
+        --rng eager: the very numbers of an ordinary CPU build with the same seed. keyed: drawn on the device,
+        the same whatever is chosen. device: from the global generator of the device.
         """
         options = arguments.read(self.meta_materialize, line)
         model, paths = names.resolve(self.shell.user_ns, options.model), options.path or ""
@@ -143,6 +149,7 @@ def load(shell: Any) -> None:
         warnings.warn(f"The settings of MetavizMagics are back to their defaults: {error}", stacklevel=2)
         magics = MetavizMagics(shell)
     shell.register_magics(magics)
+    provenance.called = functools.partial(cell.called, shell)
     magics.matcher = completion.matcher(shell, {**magics.magics["line"], **magics.magics["cell"]})
     if magics.matcher is not None:
         shell.Completer.custom_matchers.append(magics.matcher)
@@ -157,6 +164,7 @@ def unload(shell: Any) -> None:
     for table in shell.magics_manager.magics.values():
         for name in [name for name, magic in table.items() if getattr(magic, "__self__", None) is magics]:
             del table[name]
+    provenance.called = str
     _forget(shell.configurables)
     with contextlib.suppress(ValueError):
         shell.Completer.custom_matchers.remove(magics.matcher)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,10 @@ from metaviz.core.tree import ModuleTree, tree
 from metaviz.core.units import format_bytes, format_count, format_seconds
 from metaviz.magics.names import models
 
-# A library of fewer modules is no reason for a cell to be slow.
-_LARGE_IMPORT = 20
+# Fewer new modules than this are no reason for a cell to be slow.
+_MANY_IMPORTS = 20
+# What fits on a line of a notebook.
+_WIDTH = 104
 _TREES = 3
 _LINES = 20
 
@@ -44,10 +45,8 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         seconds, nbytes = time.perf_counter() - self._began, devices.resident_nbytes() - self._nbytes
-        new = collections.Counter(name.partition(".")[0] for name in set(sys.modules) - self._imported)
-        name, count = max(new.items(), key=lambda item: item[1], default=("", 0))
-        note = f", importing {name} included" if count > _LARGE_IMPORT else ""
-        self.cost = f"in {format_seconds(seconds)}, resident memory {_signed(nbytes)}{note}"
+        note = " with imports" if len(sys.modules.keys() - self._imported) > _MANY_IMPORTS else ""
+        self.cost = f"in {format_seconds(seconds)}{note}, resident memory {_signed(nbytes)}"
 
     def models(self) -> list[tuple[str, nn.Module]]:
         """The models that are new under their names, and no parts of others."""
@@ -82,7 +81,9 @@ def report(meter: Meter, trees: bool = True) -> Iterator[str | ModuleTree]:
     if not seen:
         yield f"Recorded {meter.cost}. No name holds a new model: bind it in the cell, as in model = Net()"
     for name, each in seen[:_LINES]:
-        yield f"{name}: {describe(each)}" + (f", built {meter.cost}" if len(seen) == 1 else "")
+        line, cost = f"{name}: {describe(each)}", f"built {meter.cost}"
+        between = ", " if len(line) + len(cost) < _WIDTH else "\n"
+        yield line + between + cost if len(seen) == 1 else line
         if trees and len(seen) <= _TREES:
             yield each
     if len(seen) > _LINES:

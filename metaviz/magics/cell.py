@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import re
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from IPython.core.displayhook import DisplayHook
@@ -20,6 +18,11 @@ class Step(NamedTuple):
 
     code: types.CodeType
     shown: bool
+
+
+def called(shell: InteractiveShell, filename: str) -> str:
+    """``"Cell In[3]"`` for the file of a cell; any other name as it is."""
+    return " ".join(shell.compile.format_code_name(filename) or (filename,))
 
 
 def compiled(shell: InteractiveShell, magic: str, cell: str) -> list[Step]:
@@ -36,7 +39,8 @@ def compiled(shell: InteractiveShell, magic: str, cell: str) -> list[Step]:
     # IPython drops blank lines at the top, and with them the line numbers that the user sees.
     blank = re.match(r"(?:[^\S\n]*\n)*", cell)[0].count("\n")
     source = f"# {magic}\n" + "\n" * blank + shell.transform_cell(cell)
-    name = shell.compile.cache(source, shell.execution_count, raw_code=source)
+    # Not `execution_count`, which IPython counts on before or after a cell, as its version has it.
+    name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=source)
     try:
         nodes = shell.transform_ast(shell.compile.ast_parse(source, name)).body
         shown = _shown(shell, nodes, source)
@@ -52,24 +56,22 @@ def compiled(shell: InteractiveShell, magic: str, cell: str) -> list[Step]:
         raise UsageError("Nothing was run: the cell does not compile, see above.") from None
 
 
-@contextlib.contextmanager
-def shown_at_the_end(shell: InteractiveShell) -> Iterator[list[Any]]:
-    """A list for what a cell displays: it waits until the recording is over, as showing may read values."""
-    values: list[Any] = []
-    try:
-        yield values
-    finally:
-        for value in values:
-            shell.displayhook(value)
-
-
 def run(shell: InteractiveShell, steps: list[Step], values: list[Any]) -> None:
-    """Run the steps in the user's namespace and add what the cell displays to ``values``."""
+    """Run the steps in the user's namespace and add what the cell displays to ``values``.
+
+    Showing reads values, which a recording would take for the constructor's: see :func:`show`.
+    """
     try:
         _execute(shell, steps, values)
     except BaseException as error:
         _show_own_lines(shell, error)
         raise
+
+
+def show(shell: InteractiveShell, values: list[Any]) -> None:
+    """Display ``values`` as the output of the cell."""
+    for value in values:
+        shell.displayhook(value)
 
 
 def _execute(shell: InteractiveShell, steps: list[Step], values: list[Any]) -> None:
@@ -112,7 +114,8 @@ def _show_own_lines(shell: InteractiveShell, error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None and id(link) not in chain:
         chain[id(link)] = link
-        link.__traceback__ = _without_recorder(link.__traceback__)
+        # Not by assignment: a frozen dataclass forbids that.
+        link.with_traceback(_without_recorder(link.__traceback__))
         link = link.__cause__ or link.__context__
     if not hasattr(error, "_render_traceback_"):
         try:

@@ -32,14 +32,16 @@ def matcher(shell: Any, magics: Mapping[str, Callable]) -> Callable | None:
     if not hasattr(completer, "context_matcher"):
         return None
 
-    @completer.context_matcher(identifier="metaviz")
+    @completer.context_matcher(identifier="metaviz", priority=1000)
     def metaviz_matcher(context: completer.CompletionContext) -> completer.SimpleMatcherResult:
         found = _LINE.match(context.text_until_cursor)
         magic = magics.get(found["magic"]) if found else None
         if magic is None:
             return {"completions": [], "suppress": False}
         *words, word = re.split(r"\s+", found["words"].lstrip())
-        texts = itertools.islice(candidates(magic, shell.user_ns, words, word), LIMIT)
+        texts = list(itertools.islice(candidates(magic, shell.user_ns, words, word), LIMIT))
+        # With no answer from us, others would look for Python in this line, and evaluate attributes to do so.
+        texts = texts or [word] * bool(word)
         completions = [completer.SimpleCompletion(text, type="magic argument") for text in texts]
         return {
             "completions": completions,
@@ -81,8 +83,7 @@ def candidates(magic: Callable, namespace: Mapping[str, Any], words: list[str], 
 def _positionals(options: Mapping[str, argparse.Action], words: list[str]) -> list[str]:
     """The words that are neither options nor their values."""
     takes = [word in options and options[word].nargs != 0 for word in words]
-    after = [False, *takes[:-1]]
-    pairs = zip(words, after, strict=True)
+    pairs = zip(words, [False, *takes], strict=False)
     return [word for word, is_value in pairs if not is_value and not word.startswith("-")]
 
 

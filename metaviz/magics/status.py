@@ -113,5 +113,5 @@ def _row(line: Line) -> str:
     if line.code:
         text += f'<pre style="margin: 2px 0; background: none">{html.escape(line.code)}</pre>'
     cell = "text-align: left; vertical-align: top"
-    head = f'<th style="{cell}; white-space: pre"><code>{html.escape(line.head)}</code></th>'
-    return f'<tr>{head}<td style="{cell}">{text}</td></tr>'
+    code = f"{cell}; white-space: pre; font-family: var(--jp-code-font-family, monospace)"
+    return f'<tr><th style="{code}">{html.escape(line.head)}</th><td style="{cell}">{text}</td></tr>'

@@ -68,8 +68,8 @@ def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line
     row = branch.shown
     form, outer = columns.forms[row], columns.forms[branch.row]
     cls = outer.cls if outer.kind == "module" or outer.cls not in ("Parameter", "Tensor") else ""
-    if branch.count > 1:
-        cls = f"{branch.count} × {cls or outer.cls}"
+    if branch.count > 1 and cls:
+        cls = f"{branch.count} × {cls}"
     amount, size, dtype, device = _tensor(form) if form.facts else _module(columns, row)
     link = columns.links.get(row, ("", -1))[0]
     if link in ("tie", "shared", "cycle"):
@@ -83,7 +83,7 @@ def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line
         )
     note = ", ".join(_notes(columns, row))
     return Line(
-        clean(branch.label if label is None else label),
+        clean(branch.label or '""') if label is None else clean(label),
         clean(cls),
         clean(note),
         amount,

@@ -1,0 +1,106 @@
+"""`%metaviz`: what it says of the session, and that it starts nothing."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from shell import new_shell
+from torch import nn
+
+import metaviz
+from metaviz.magics.status import MAGICS, Line, Page
+
+
+@pytest.fixture
+def shell(tmp_path):
+    with new_shell(tmp_path) as shell:
+        shell("%load_ext metaviz")
+        shell("import torch\nfrom torch import nn")
+        yield shell
+
+
+def lines(page: Page) -> dict[str, str]:
+    return {line.head: line.text for line in page.lines}
+
+
+def test_versions_and_the_free_memory_of_the_cpu_are_there(shell):
+    said = lines(shell("%metaviz").value)
+    assert said["metaviz"].startswith(f"{metaviz.__version__}, torch {torch.__version__}, Python 3.")
+    assert re.fullmatch(r"[\d,.]+ [KMGT]iB free", said["cpu"])
+
+
+def test_each_model_is_there_with_its_bytes_by_device(shell):
+    shell("%%meta_build --quiet\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))")
+    shell("plain = nn.Linear(8, 8)\nsecond_name = model\nnumber = 3")
+    shell("%meta_materialize model 0")
+    said = lines(shell("%metaviz").value)
+    assert said["model"] == "Sequential, 30 parameters, 80 B on cpu, 40 B on meta"
+    assert said["plain"] == "Linear, 72 parameters, 288 B on cpu"
+    assert "second_name" not in said and "number" not in said
+
+
+def test_a_session_without_a_model_says_how_to_build_one(shell):
+    said = repr(shell("%metaviz").value)
+    assert (
+        "\nmodels   No name holds one yet.\n             %%meta_build\n             model = Net()\n" in said
+    )
+
+
+def test_many_models_are_counted(shell):
+    shell("for i in range(25):\n    globals()[f'net{i}'] = nn.Linear(1, 1)")
+    said = lines(shell("%metaviz").value)
+    assert said["…"] == "and 5 more models"
+
+
+def test_a_default_device_that_is_meta_is_warned_of(shell):
+    assert "default device" not in lines(shell("%metaviz").value)
+    torch.set_default_device("meta")
+    try:
+        page = shell("%metaviz").value
+    finally:
+        torch.set_default_device(None)
+    (warning,) = [line for line in page.lines if line.warning]
+    assert warning.text.startswith("meta: what torch makes outside of metaviz has no values")
+    assert warning.code == "torch.set_default_device(None)"
+
+
+def test_looking_starts_no_device_and_draws_no_number(shell, generators_stay):
+    shell("model = nn.Linear(2, 2, device='meta')")
+    shell("%metaviz\n")
+    shell("%meta_tree model")
+    assert not torch.cuda.is_initialized()
+
+
+def test_help_has_an_example_of_every_magic_that_is_registered(shell):
+    page = shell("%metaviz help").value
+    ours = shell.ip.magics_manager.registry["MetavizMagics"].magics
+    expected = [f"%%{name}" for name in ours["cell"]] + [f"%{name}" for name in ours["line"]]
+    assert sorted(line.head for line in page.lines if line.head) == sorted(expected)
+    assert all(line.code for line in page.lines)
+    assert page.lines == MAGICS
+
+
+def test_the_examples_of_the_help_run_one_after_the_other(shell):
+    shell("class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+          "        self.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])")  # fmt: skip
+    for line in MAGICS:
+        assert shell(line.code).error is None, line.code
+
+
+def test_a_name_of_the_user_is_text_in_the_page():
+    page = Page([Line("<b>net", "a & b", "x < 1")])
+    seen: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: seen.append(tag)
+    parser.feed(page._repr_html_())
+    assert "b" not in seen
+    assert "&lt;b&gt;net" in page._repr_html_() and "a &amp; b" in page._repr_html_()
+
+
+def test_a_model_that_never_called_its_parent_is_no_obstacle(shell):
+    shell("class Bare(nn.Module):\n    def __init__(self):\n        pass\nbare = Bare()")
+    assert "bare" in lines(shell("%metaviz").value)
+    assert isinstance(shell.names()["bare"], nn.Module)
