@@ -3,10 +3,26 @@
 from metaviz.core.apply import Report, materialize, unload
 from metaviz.core.plan import Plan, plan
 from metaviz.core.record import build, recording
+from metaviz.core.tree import ModuleTree, tree
 from metaviz.errors import MetavizError
+from metaviz.views import draw
 
 __version__ = "0.1.0"
-__all__ = ["MetavizError", "Plan", "Report", "build", "materialize", "plan", "recording", "unload"]
+__all__ = [
+    "MetavizError",
+    "ModuleTree",
+    "Plan",
+    "Report",
+    "build",
+    "materialize",
+    "plan",
+    "recording",
+    "tree",
+    "unload",
+]
+
+# Core does not know its views.
+ModuleTree.drawn = staticmethod(draw)
 
 
 def load_ipython_extension(ipython):

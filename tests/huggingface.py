@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import functools
 import gc
 import importlib
 import multiprocessing
@@ -23,36 +24,26 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from huggingface_exceptions import CONFIGS
+
 SEED = 7
 MIB = 2**20
-# Address space of a child: torch and transformers alone map about 4 GiB.
-ADDRESS_SPACE = 16 * 2**30
+# Of which torch and transformers map about 1 GiB.
+ADDRESS_SPACE = 8 * 2**30
 # Above this a type is not built at all.
 MOST_NBYTES = 1536 * MIB
 
-# Configurations whose defaults an ordinary build refuses, or that no general rule makes small.
-BY_HAND: dict[str, dict[str, Any]] = {
-    "autoformer": {"prediction_length": 24},
-    "informer": {"prediction_length": 24},
-    "time_series_transformer": {"prediction_length": 24},
-    "esm": {"vocab_size": 33, "pad_token_id": 1},
-    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128},
-    "ministral": {"head_dim": 128},
-    "nemotron": {"num_key_value_heads": 8},
-}
-
 
 class Case(NamedTuple):
-    """A model type, one of its classes (the base model if empty), and the bytes that its tensors may take."""
+    """A model type, one of its classes (the base model if empty), the bytes its tensors may take, and their dtype."""
 
     model_type: str
     head: str = ""
     limit_nbytes: int = 256 * MIB
+    dtype: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model_type}:{self.head}" if self.head else self.model_type
+        return ":".join(filter(None, (self.model_type, self.head, self.dtype)))
 
 
 def model_types() -> list[str]:
@@ -141,18 +132,19 @@ def shrunk(config: Any, step: int) -> Any:
                 changes[name] = value[:2]
         elif field.init and value != fresh.get(name):
             changes[name] = value
+    changes.update((name, now[name]) for name in now.keys() - fresh.keys() if name not in changes)
     return cls(**changes)
 
 
 def small_config(case: Case, cls: type) -> tuple[Any, int]:
     """The least changed configuration whose model is within the limit, else the smallest; and the bytes of its model.
 
-    Sizes come from plain meta builds. Where none succeeds, it is the default configuration, and 0.
+    Sizes come from plain meta builds. Where none succeeds, it is the most changed configuration, and 0.
     """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    default = CONFIG_MAPPING[case.model_type](**BY_HAND.get(case.model_type, {}))
+    default = config = CONFIG_MAPPING[case.model_type](**CONFIGS.get(case.model_type, {}))
     best: tuple[Any, int] | None = None
     for step in range(STEPS):
         # Some steps contradict a rule of the configuration: the next one may not.
@@ -165,7 +157,7 @@ def small_config(case: Case, cls: type) -> tuple[Any, int]:
                 best = config, nbytes
             if nbytes <= case.limit_nbytes:
                 break
-    return best or (default, 0)
+    return best or (config, 0)
 
 
 def check(case: Case) -> dict[str, Any]:
@@ -185,9 +177,10 @@ def check(case: Case) -> dict[str, Any]:
     config, nbytes = small_config(case, cls)
     if nbytes > MOST_NBYTES:
         return {"outcome": "too large", "nbytes": nbytes}
-    seconds, ordinary, error = _attempt(lambda: cls(copy.deepcopy(config)), poisoned=True)
+    make = functools.partial(cls._from_config, dtype=getattr(torch, case.dtype)) if case.dtype else cls
+    seconds, ordinary, error = _attempt(lambda: make(copy.deepcopy(config)), poisoned=True)
     found: dict[str, Any] = {"outcome": "same", "nbytes": nbytes, "seconds": {"ordinary": seconds}}
-    seconds, model, our_error = _attempt(lambda: metaviz.build(cls, copy.deepcopy(config)), stays=True)
+    seconds, model, our_error = _attempt(lambda: metaviz.build(make, copy.deepcopy(config)), stays=True)
     found["seconds"]["build"] = seconds
     if error or our_error:
         same = error == our_error
@@ -324,17 +317,21 @@ def different_plain_attributes(ordinary: Any, model: Any) -> list[str]:
     ours = dict(model.named_modules())
     wrong = []
     for path, module in ordinary.named_modules():
-        if path not in ours or type(ours[path]) is not type(module):
+        if path not in ours or type(ours[path]).__name__ != type(module).__name__:
             wrong.append(f"{path}: {type(module).__name__} is missing")
             continue
         was, now = _plain(module), _plain(ours[path])
-        wrong += [f"{path}.{name}: {was.get(name)!r}, here {now.get(name)!r}" for name in was if was[name] != now.get(name)]
+        wrong += [f"{path}.{name}: {was[name]}, here {now.get(name)}" for name in was if was[name] != now.get(name)]
     return wrong
 
 
-def _plain(module: Any) -> dict[str, str]:
-    kinds = (int, float, str, bool, list, tuple)
-    return {name: repr(value) for name, value in vars(module).items() if type(value) in kinds and "0x" not in repr(value)}
+def _plain(module: Any) -> dict[str, Any]:
+    def plain(value: Any) -> bool:
+        if type(value) in (list, tuple):
+            return all(map(plain, value))
+        return type(value) in (int, float, str, bool)
+
+    return {name: repr(value) for name, value in vars(module).items() if plain(value)}
 
 
 def some_part(case: Case, model: Any) -> str | None:

@@ -178,7 +178,6 @@ class Fault:
         self.event, self.wanted, self.act, self.n = event, wanted, act, n
         self.count = 0
         self.reached = False
-        self.committing = False
 
     def materialize(self, model: nn.Module) -> BaseException | None:
         (sys.settrace if self.event == "line" else sys.setprofile)(self._watch)
@@ -196,7 +195,6 @@ class Fault:
             self.count += 1
             if self.count == self.n + 1:
                 self.reached = True
-                self.committing = within(frame, "_commit")
                 self.act()
         return self._watch
 
@@ -244,13 +242,13 @@ def test_ctrl_c_at_any_line_is_all_or_nothing(files, step, ordinary):
         if not fault.reached:
             break
         assert isinstance(error, KeyboardInterrupt), f"Ctrl-C at line {n} was lost"
-        if Picture(model) != before and not fault.committing:
+        if Picture(model) != before:
             late += 1
             assert values_of(model) == ordinary
         else:
             check_untouched(model, before, ordinary)
     assert n > 500
-    assert late < n / 10, "only the lines that write the report come after the change"
+    assert late < n / 10, "only the few lines that write the report come after the change"
 
 
 def interrupt() -> None:

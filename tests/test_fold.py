@@ -109,10 +109,25 @@ def test_a_twin_of_another_state_is_left_closed_unless_its_state_is_mixed():
     model.layers[1].to_empty(device="cpu")
     model.layers[3].mlp.to_empty(device="cpu")
     shown = seen(model)
-    top = outline(shown.columns, 0, lines=100, twins=False)
+    top = outline(shown.columns, 0, lines=100, brief=True)
     opened = {each.label: each.branches is not None for each in top.branches}
-    assert opened == {"layers.0": True, "layers.1": False, "layers.2": False, "layers.3": True, "head": True}
+    assert opened == {"layers.0": True, "layers.1": False, "layers.2": False, "layers.3": True, "head": False}
     assert [hidden(shown.columns, each) for each in top.branches] == [False, True, True, False, False]
+
+
+def test_a_weight_and_its_bias_are_one_line_unless_they_differ():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias, self.weight = weight(2), weight(2)
+
+    model = Holder(fc=linear(), norm=nn.LayerNorm(2, device=META), own=Own(), mixed=linear(), frozen=linear())
+    model.mixed.bias = nn.Parameter(torch.zeros(2))
+    model.frozen.bias.requires_grad_(False)
+    top = outline(seen(model).columns, 0, lines=99, brief=True)
+    assert [each.label for each in top.branches if each.pair] == ["fc", "norm"]
+    assert [each.label for each in top.branches if each.branches] == ["own", "mixed", "frozen"]
+    assert all(each.branches for each in outline(seen(model).columns, 0, lines=99).branches)
 
 
 def test_levels_open_while_there_is_room():

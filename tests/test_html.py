@@ -61,7 +61,7 @@ def test_every_line_reads_as_one_sentence_without_the_style_sheet():
         "module · shape/params · size · dtype · device · mark",
         "Holder · 9 · 36 B · float32 · meta · ○ ready",
         "q Linear · (2, 3) · 24 B · float32 · meta · ○ ready",
-        "fc Linear · 3 · 12 B · float32 · meta · ○ ready",
+        "fc Linear · (1, 2) + bias · 12 B · float32 · meta · ○ ready",
         "weight · (1, 2) · 8 B · float32 · meta · ○ ready",
         "bias · (1,) · 4 B · float32 · meta · ○ ready",
     ]

@@ -12,6 +12,7 @@ from torch import nn
 from trees import META, Holder, build, meta, no, only, plans, quirks, row, seen, tiny_llama, weight, yes
 
 import metaviz
+from metaviz.core.fold import runs
 from metaviz.core.tree import tree
 from metaviz.errors import UnknownPath
 
@@ -347,9 +348,10 @@ class Wrapper(torch.Tensor):
 
     def __init__(self, inner):
         self.inner = inner
+        self.mesh = "what a DTensor lists beside its local part"
 
     def __tensor_flatten__(self):
-        return ["inner"], None
+        return ["inner", "mesh"], None
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -375,6 +377,27 @@ def test_unusual_tensors_are_shown_for_what_they_are():
         ("FakeTensor", (3,), 12, "blocked"),
     ]
     assert shown["fake"].row.reason.startswith("fake: it was made under a FakeTensorMode")
+
+
+def test_a_sharded_model_is_shown_and_its_blocks_fold(monkeypatch):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.ModuleList(nn.Linear(4, 2, bias=False, device=META) for _ in range(3))
+        for block in model:
+            block.weight = nn.Parameter(distribute_tensor(block.weight, mesh, [Shard(0)]))
+        shown = seen(model)
+        assert [(r.cls, r.shape, r.nbytes, r.device) for r in shown.tensors] == [
+            ("DTensor", (2, 4), 32, "meta")
+        ] * 3
+        assert [(each.label, each.count) for each in runs(shown.columns, 0)] == [("0 … 2", 3)]
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_looking_changes_nothing_and_keeps_nothing_alive(generators_stay):

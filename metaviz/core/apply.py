@@ -327,13 +327,13 @@ def _moved_lazy(old: torch.Tensor, work: Work) -> Change:
 
 def _commit(changes: list[Change]) -> None:
     """Do all changes or none, whatever is raised and whenever Ctrl-C is pressed."""
-    with _interrupts_wait() as let_them_through:
+    with _interrupts_wait() as let_through:
         done = []
         try:
             for change in changes:
                 done.append(change)
                 change.do()
-            let_them_through()
+            let_through()
         except BaseException:
             for change in reversed(done):
                 change.undo()
@@ -349,10 +349,16 @@ def _interrupts_wait() -> Iterator[Callable[[], None]]:
         return
     came: list[Any] = []
     before = signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+
+    def let_through() -> None:
+        if came and callable(before):
+            before(*came.pop())
+
     try:
-        yield lambda: before(*came[0]) if came and callable(before) else None
+        yield let_through
     finally:
         signal.signal(signal.SIGINT, before)
+    let_through()
 
 
 def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:

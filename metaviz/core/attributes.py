@@ -234,8 +234,8 @@ def _open_module(module: nn.Module) -> Entries:
 
 
 def _open_dict(value: dict) -> Entries:
-    for key, child in _possible(dict.items(value), dict.__len__(value)):
-        yield f"[{_key(key)}]", child, _item(value, key)
+    for index, (key, child) in enumerate(_possible(dict.items(value), dict.__len__(value))):
+        yield f"[{_key(key, index)}]", child, _item(value, key)
 
 
 def _open_list(value: list | deque) -> Entries:
@@ -295,13 +295,13 @@ def _possible(entries: Iterable[tuple[Any, Any]], length: int) -> list[tuple[Any
     return some
 
 
-def _key(key: Any) -> str:
-    """A dict key as code. A key of the user's own class is named by its class: its repr is code of theirs."""
+def _key(key: Any, index: int) -> str:
+    """A dict key as code. One of a class that is not built in is named by it: its repr is code of theirs."""
     if type(key) in (str, int, float, bool, bytes, type(None)):
         return repr(key)
     if type(key) is tuple:
-        return "(" + ", ".join(map(_key, key)) + ("," if len(key) == 1 else "") + ")"
-    return f"<{type(key).__name__}>"
+        return "(" + ", ".join(_key(each, index) for each in key) + ("," if len(key) == 1 else "") + ")"
+    return f"<{type(key).__name__} {index}>"
 
 
 _OPENERS: tuple[tuple[type | tuple[type, ...], Callable], ...] = (

@@ -48,8 +48,12 @@ def call_on(device: Any, recorder: Recorder, func: Any, args: tuple, kwargs: dic
 def _factory(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     device = kwargs.get("device")
     if device is None:
-        # `with torch.device("cuda"):` in a constructor would ask a driver that may not be there.
-        device = _device.CURRENT_DEVICE
+        # A default device set in the constructor: "cuda" would ask a driver that may not be there.
+        device = recorder.default_device()
+    out = kwargs.get("out")
+    if out is not None and recorder.is_taped(out):
+        # The result is where `out` is; named, as a default device of the user would add its own.
+        return func(*args, **{**kwargs, "device": META})
     return func(*args, **kwargs) if device is None else call_on(device, recorder, func, args, kwargs)
 
 
@@ -155,15 +159,15 @@ def _stay(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
 def _bring_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
     """Factories that carry data, which a meta build would lose: run for real, keep the result, hand out its twin."""
     device = kwargs.get("device")
-    if device is None and _device.CURRENT_DEVICE is not None and func is not torch.from_numpy:
-        device = _device.CURRENT_DEVICE
+    if device is None and func is not torch.from_numpy:
+        device = recorder.default_device()
     if device is not None:
         if as_cpu(device) is META:
             return call_on(META, recorder, func, args, kwargs)
         kwargs = {**kwargs, "device": CPU}
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, Tensor) and func is not torch.tensor:
-        return data.to(kwargs["dtype"]) if kwargs.get("dtype") is not None else data
+        return data.to(kwargs.get("dtype") or data.dtype, copy=bool(kwargs.get("copy")))
     args, kwargs = map_tensors((args, kwargs), functools.partial(_real, recorder, func))
     with plain_torch():
         real = func(*args, **kwargs)

@@ -25,11 +25,12 @@ class Branch:
         count: How many rows the line stands for.
         label: Name to show: `"q_proj.weight"`, `"layers.0 … 79"`.
         shown: Row whose numbers are shown: a module with one tensor and nothing else shares a line with it.
+        pair: Whether it is a module of nothing but a weight and its bias, which one line can describe.
         branches: The lines below, those of the first row of a run; None where they are left out.
         missing: How many rows right below are left out because there are too many.
     """
 
-    __slots__ = ("branches", "count", "label", "last", "missing", "row", "shown")
+    __slots__ = ("branches", "count", "label", "last", "missing", "pair", "row", "shown")
 
     def __init__(self, row: int, last: int, count: int, label: str):
         self.row = self.shown = row
@@ -38,6 +39,7 @@ class Branch:
         self.label = label
         self.branches: list[Branch] | None = None
         self.missing = 0
+        self.pair = False
 
 
 def outline(
@@ -48,7 +50,7 @@ def outline(
     depth: int | None = None,
     width: int = 40,
     unfold: bool = False,
-    twins: bool = True,
+    brief: bool = False,
 ) -> Branch:
     """The lines of a drawing, opened level by level while there is room.
 
@@ -59,7 +61,8 @@ def outline(
         depth: How many levels below the root to open; None for all.
         width: How many lines to show right below any one.
         unfold: Whether to show each of some repeated blocks.
-        twins: Whether to open a block that is built like an earlier neighbour of it, and is in another state.
+        brief: Whether to leave closed what a line says already: pairs of weight and bias, and blocks that are
+            built like an earlier neighbour and are in another state.
     """
     top = Branch(root, root, 1, columns.names[root])
     todo = deque([(top, 0)])
@@ -78,13 +81,13 @@ def outline(
         branch.missing = sum(each.count for each in below[shown:])
         branch.branches = below = below[:shown]
         used += len(below)
-        todo.extend((each, level + 1) for each in (below if twins else first_of_build(columns, below)))
+        todo.extend((each, level + 1) for each in (worth_opening(columns, below) if brief else below))
     return top
 
 
 def hidden(columns: Columns, branch: Branch) -> bool:
     """Whether there are rows below a branch that its drawing leaves out altogether."""
-    return branch.branches is None and columns.ends[branch.shown] > branch.shown + 1
+    return branch.branches is None and not branch.pair and columns.ends[branch.shown] > branch.shown + 1
 
 
 def _below(columns: Columns, parent: int, unfold: bool) -> list[Branch]:
@@ -108,6 +111,7 @@ def _below(columns: Columns, parent: int, unfold: bool) -> list[Branch]:
             # A lone "weight" goes without saying: `q_proj  Linear  (4096, 4096)`.
             branch.label += "" if columns.names[only] == "weight" else f".{columns.names[only]}"
             branch.shown = only
+        branch.pair = branch.count == 1 and _is_pair(columns, branch.row)
     return lines
 
 
@@ -133,17 +137,35 @@ def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
     return branches
 
 
-def first_of_build(columns: Columns, branches: list[Branch]) -> list[Branch]:
-    """The branches worth opening: not those built like an earlier one, unless they are small or mixed."""
+def worth_opening(columns: Columns, branches: list[Branch]) -> list[Branch]:
+    """The branches that hold more than their lines say: not the pairs, and of those built alike the first.
+
+    Another one of the same build is worth opening where its state is mixed, or where it is small.
+    """
     builds = set()
     chosen = []
     for branch in branches:
         build, tally = columns.forms[branch.row].build, columns.tally(branch.row)
         mixed = 0 < tally.real < tally.tensors or columns.mark(branch.row) == "partial"
-        if build not in builds or mixed or not _has_modules(columns, branch.row):
+        if not branch.pair and (build not in builds or mixed or not _has_modules(columns, branch.row)):
             builds.add(build)
             chosen.append(branch)
     return chosen
+
+
+def _is_pair(columns: Columns, row: int) -> bool:
+    """Whether a module holds a weight and a bias that differ in nothing but shape, and nothing else."""
+    weight, bias = row + 1, row + 2
+    if columns.ends[row] != row + 3 or columns.names[weight : bias + 1] != ["weight", "bias"]:
+        return False
+    if weight in columns.links or bias in columns.links or row in columns.troubles:
+        return False
+    one, two = columns.forms[weight], columns.forms[bias]
+    same = all(getattr(one, name) == getattr(two, name) for name in ("kind", "cls", "mark", "source"))
+    if not same or one.facts is None or two.facts is None:
+        return False
+    facts = ("dtype", "device", "requires_grad", "state")
+    return all(getattr(one.facts, name) == getattr(two.facts, name) for name in facts)
 
 
 def _has_modules(columns: Columns, row: int) -> bool:

@@ -111,7 +111,9 @@ def measure(tensor: torch.Tensor, known: dict[tuple, Facts]) -> tuple[Facts, int
             return facts, storage._cdata
         except (NotImplementedError, RuntimeError, TypeError):
             pass  # sparse, opaque and nested tensors have no storage or no plain shape
-    return _measure_odd(tensor, cls)
+    facts, storage = _measure_odd(tensor, cls)
+    key = tuple(getattr(facts, name) for name in Facts.__slots__)
+    return known.setdefault(key, facts), storage
 
 
 def _measure_odd(tensor: torch.Tensor, cls: type) -> tuple[Facts, int]:
@@ -129,6 +131,8 @@ def _measure_odd(tensor: torch.Tensor, cls: type) -> tuple[Facts, int]:
     numel = _read(lambda: int(tensor.numel()), 0)
     itemsize = _read(lambda: tensor.itemsize, 0)
     inner = _read(lambda: [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], [])
+    # A DTensor of torch 2.13 lists its device mesh there, too.
+    inner = [part for part in inner if issubclass(type(part), torch.Tensor)]
     storages = [_read(part.untyped_storage, None) for part in inner or [tensor]]
     if None in storages:
         stored = numel if tensor.layout == torch.strided else _read(tensor._nnz, numel)

@@ -30,8 +30,8 @@ _where = functools.lru_cache(maxsize=4096)(Where)
 
 
 def said(place: Where) -> str:
-    """A line in words: its file and number."""
-    return f"{called(place.filename)}:{place.line}"
+    """A line in words: ``modeling_llama.py:57``. Without its folder, which would tell of the machine in saved notebooks."""
+    return f"{os.path.basename(called(place.filename))}:{place.line}"
 
 
 def where() -> Where | None:

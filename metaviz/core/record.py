@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaviz.core.disguise import HANDLERS, call_on
 from metaviz.core.origin import remember
-from metaviz.core.recorder import Recorder, kind_of
+from metaviz.core.recorder import Recorder, device_context, kind_of
 from metaviz.core.tape import Tape
 from metaviz.errors import NestedRecording
 
@@ -152,16 +154,22 @@ class _DispatchMode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _restored_process_state():
-    """Put the default device and dtype back, and make CPU the default device in between."""
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    """Put the default device, the default dtype and the grad mode back; make CPU the default device in between."""
+    context, dtype, grad = device_context(), torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         # Libraries ask for the default device to decide whether they initialize at all.
-        with torch.device("cpu") if device.type != "cpu" else contextlib.nullcontext():
+        modes = _get_current_function_mode_stack()
+        around = [mode.device.type for mode in modes if isinstance(mode, DeviceContext)]
+        with torch.device("cpu") if around and around[-1] != "cpu" else contextlib.nullcontext():
             yield
     finally:
+        torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
+        if device_context() is not context:
+            torch.set_default_device(context and context.device)
+            if context is None:
+                # In torch 2.6, get_default_device raises where this is None.
+                del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def _living_modules() -> list[torch.nn.Module]:
@@ -177,13 +185,13 @@ def _living_modules() -> list[torch.nn.Module]:
 
 
 def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without the frames of this package that lie between the user's code and torch."""
+    """``trace`` without the frames of this package, and of the calls from here into torch."""
     if trace is None:
         return None
     rest = _without_our_frames(trace.tb_next)
-    if trace.tb_frame.f_code in _OURS:
+    if trace.tb_frame.f_code.co_filename.startswith(_OURS):
         return rest
     return types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
-_OURS = {_FunctionMode.__torch_function__.__code__, _DispatchMode.__torch_dispatch__.__code__}
+_OURS = (os.path.dirname(__file__) + os.sep, torch._ops.__file__)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils import _device
 
 from metaviz.core.generators import Generators
 from metaviz.core.provenance import said, where
@@ -123,6 +122,7 @@ class Recorder:
         self.tape = tape
         self.generators = Generators()
         self.by_name = False
+        self._context = device_context()
         self._limit = value_limit
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._flat: dict[int, torch.Tensor] = {}
@@ -132,10 +132,10 @@ class Recorder:
         """Put the random generators back to where they were."""
         self.generators.close()
 
-    def meta_by_name(self) -> bool:
-        """Whether the constructor itself asks for the meta device, in a call or a ``with torch.device``."""
-        around = _device.CURRENT_DEVICE
-        return self.by_name or (around is not None and around.type == "meta")
+    def default_device(self) -> torch.device | None:
+        """The default device that the constructor itself has set, None if it did not."""
+        context = device_context()
+        return None if context is None or context is self._context else context.device
 
     def is_taped(self, tensor: torch.Tensor) -> bool:
         """Whether the constructor takes the meta ``tensor`` for one on the CPU."""
@@ -159,7 +159,7 @@ class Recorder:
         taped, real, foreign = self._survey(args, kwargs)
         device = kwargs.get("device") if kind.has_device else None
         # C++ code asks for the device of the tensors that it works with: only by name is meta really meant.
-        if device is not None and device.type == "meta" and self.meta_by_name():
+        if device is not None and device.type == "meta" and self.by_name:
             return func(*args, **kwargs)
         if kind.factory and not (foreign and device is None):
             return self._make(func, kind, args, kwargs)
@@ -405,6 +405,11 @@ class Recorder:
             twin.requires_grad_(True)
         self._twins[id(real)] = (real, real._version, twin)
         return twin
+
+
+def device_context() -> Any:
+    """What ``torch.set_default_device`` has set in this thread, None if nothing."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 def _is_plain(out: Any) -> bool:

@@ -130,7 +130,7 @@ def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copi
                 live.add(storage)
                 now += tape.storages[storage].nbytes
         # A torch.nn.init call that was taken as one op works with copies of its tensor.
-        inner = 0 if hasattr(op.func, "_schema") else 3 * sum(tape.storages[w.storage].nbytes for w in op.writes)
+        inner = 0 if hasattr(op.func, "_schema") else 4 * sum(tape.storages[w.storage].nbytes for w in op.writes)
         most = max(most, now + inner)
         for storage in done_after.get(k, ()):
             most = max(most, now + copies.get(storage, 0))

@@ -64,8 +64,10 @@ def replay_answer(tensor: torch.Tensor, module: nn.Module | None, name: str | No
 
 def _uninitialized(origin: Origin, missing: int, name: str | None) -> Answer:
     start, stop = origin.window.extent()
-    part = "no op" if missing == stop - start else f"{format_bytes(missing)} of it that no op"
-    reason = f"Uninitialized even in an ordinary build: {part} of the constructor ever writes."
-    if part != "no op":
-        reason = f"Partly uninitialized even in an ordinary build: there are {part} of the constructor ever writes."
+    reason = "Uninitialized even in an ordinary build: no op of the constructor ever writes it."
+    if missing < stop - start:
+        reason = (
+            f"Partly uninitialized even in an ordinary build: there are {format_bytes(missing)} of it that no op of the "
+            "constructor ever writes."
+        )
     return Answer(False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor")

@@ -22,7 +22,9 @@ class Step(NamedTuple):
 
 def called(shell: InteractiveShell, filename: str) -> str:
     """``"Cell In[3]"`` for the file of a cell; any other name as it is."""
-    return " ".join(shell.compile.format_code_name(filename) or (filename,))
+    # Old shells have no such name to give.
+    name = getattr(shell.compile, "format_code_name", lambda _: None)(filename)
+    return " ".join(name) if name else filename
 
 
 def compiled(shell: InteractiveShell, magic: str, cell: str) -> list[Step]:

@@ -42,7 +42,7 @@ def matcher(shell: Any, magics: Mapping[str, Callable]) -> Callable | None:
         texts = list(itertools.islice(candidates(magic, shell.user_ns, words, word), LIMIT))
         # With no answer from us, others would look for Python in this line, and evaluate attributes to do so.
         texts = texts or [word] * bool(word)
-        completions = [completer.SimpleCompletion(text, type="magic argument") for text in texts]
+        completions = [completer.SimpleCompletion(text, type="argument") for text in texts]
         return {
             "completions": completions,
             "matched_fragment": word,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from metaviz.core.fold import Branch, first_of_build, hidden, outline
+from metaviz.core.fold import Branch, hidden, outline, worth_opening
 from metaviz.core.reasons import quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
@@ -66,7 +66,7 @@ _RULES = {
     ".mv-tree .mv-stale": _hue("partial"),
     ".mv-tree .mv-cell": f"flex:none;text-align:right;margin-left:12px;white-space:nowrap;color:{_DIM};"
     "font-variant-numeric:tabular-nums",
-    ".mv-tree .mv-amount": "width:112px",
+    ".mv-tree .mv-amount": "width:144px",
     ".mv-tree .mv-size": "width:68px;color:inherit",
     ".mv-tree .mv-dtype": "width:80px",
     ".mv-tree .mv-device": "width:58px",
@@ -80,8 +80,8 @@ _RULES = {
     ".mv-tree .mv-head>.mv-name,.mv-tree .mv-head>.mv-cell": f"font-size:11px;line-height:17px;color:{_DIM}",
     ".mv-tree .mv-head:hover": "background:none",
     ".mv-tree.mv-tree .mv-foot": f"margin-top:4px;padding:6px 4px 2px 18px;border-top:1px solid {_RULE};"
-    f"font-size:12px;line-height:1.6;color:{_DIM}",
-    ".mv-tree .mv-foot b": "font-weight:600;color:var(--jp-ui-font-color1,inherit)",
+    f"font-size:12px;line-height:1.6",
+    ".mv-tree .mv-foot>div+div": f"color:{_DIM}",
     ".mv-tree.mv-tree .mv-foot code": f"background:{_HOVER};padding:1px 5px;border-radius:3px;"
     "color:var(--jp-ui-font-color1,inherit)",
 }
@@ -120,7 +120,7 @@ def _first_seen(tree: ModuleTree, top: Branch) -> set[int]:
         if branch is top or (below and used + len(below) <= OPEN_LINES):
             seen.add(branch.row)
             used += len(below)
-            todo += first_of_build(tree.columns, below)
+            todo += worth_opening(tree.columns, below)
     return seen
 
 

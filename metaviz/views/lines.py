@@ -71,6 +71,8 @@ def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line
     if branch.count > 1 and cls:
         cls = f"{branch.count} × {cls}"
     amount, size, dtype, device = _tensor(form) if form.facts else _module(columns, row)
+    if branch.pair:
+        amount = f"{format_shape(columns.forms[row + 1].facts.shape)} + bias"
     link = columns.links.get(row, ("", -1))[0]
     if link in ("tie", "shared", "cycle"):
         size = {"tie": "tied"}.get(link, link)

@@ -32,7 +32,7 @@ def text(tree: ModuleTree, *, depth: int | None = None, unfold: bool = False, ro
     """
     columns = tree.columns
     depth = DEEPEST if depth is None else depth
-    top = outline(columns, tree.root, lines=rows, depth=depth, unfold=unfold, twins=False)
+    top = outline(columns, tree.root, lines=rows, depth=depth, unfold=unfold, brief=True)
     names, cells, closed = [("",)], [HEADER], None
     for indent, branch in _walk(top):
         if branch is None:

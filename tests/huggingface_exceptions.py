@@ -1,0 +1,55 @@
+"""Hugging Face types that need a word of explanation: how they are configured, and where they are not bit-identical."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_RESNET = {"backbone_config": {"model_type": "resnet", "out_features": ["stage4"]}}
+_STAGES = ["stage2", "stage3", "stage4"]
+_PREDICTION = {"prediction_length": 24}
+_HEAD_DIM = {"head_dim": 128}
+_DROPOUT = {"dropout_rate": 0.0}
+
+# Changes to the defaults of types whose default configuration no ordinary build accepts (or only with timm), and of
+# types that stay large because their fields must agree with each other.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "autoformer": _PREDICTION,
+    "bamba": {"hidden_size": 256, "mamba_n_heads": 8, "mamba_d_head": 64, "num_attention_heads": 8},
+    "chameleon": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
+    "conditional_detr": _RESNET,
+    "dab-detr": _RESNET,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deformable_detr": {"backbone_config": {"model_type": "resnet", "out_features": _STAGES}},
+    "detr": _RESNET,
+    "diffusion_gemma_text": {"moe_intermediate_size": 64, "num_experts": 4, "top_k_experts": 2},
+    "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "esm": {"vocab_size": 33, "pad_token_id": 1},
+    "gemma3n_text": {"num_hidden_layers": 6, "num_kv_shared_layers": 0},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "hunyuan_v1_dense": _HEAD_DIM,
+    "hunyuan_v1_moe": _HEAD_DIM,
+    "hunyuan_vl": {"text_config": _HEAD_DIM},
+    "hunyuan_vl_text": _HEAD_DIM,
+    "informer": _PREDICTION,
+    "kyutai_speech_to_text": {"audio_pad_token_id": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "ministral": _HEAD_DIM,
+    "nemotron": {"num_key_value_heads": 8},
+    "omdet-turbo": {"backbone_config": {"model_type": "swin", "out_features": _STAGES}},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 64},
+    "t5gemma2_decoder": _DROPOUT,
+    "t5gemma2_encoder": {"text_config": _DROPOUT},
+    "t5gemma2_text": _DROPOUT,
+    "table-transformer": _RESNET,
+    "time_series_transformer": _PREDICTION,
+    "zamba": {"num_hidden_layers": 3},
+    "zamba2": {
+        "num_hidden_layers": 6,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "mamba", "hybrid"],
+    },
+}
+
+# Cases that are not bit-identical to an ordinary build, each with its cause.
+EXCEPTIONS: dict[str, str] = {}

@@ -1,0 +1,82 @@
+"""Hugging Face models: built with metaviz, given values whole and in part, and compared with an ordinary build."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator
+
+import huggingface
+import pytest
+from huggingface import MIB, Case
+from huggingface_exceptions import EXCEPTIONS
+
+# Small enough for every change; each line is one kind of model.
+FEW = """
+bert gpt2 llama gemma3_text deberta-v2 xlnet bloom reformer modernbert
+mixtral qwen3_moe deepseek_v3 gpt_oss
+mamba mamba2 jamba rwkv recurrent_gemma
+t5 bart switch_transformers
+vit swin convnext resnet dinov2 segformer sam
+wav2vec2 whisper encodec mimi audio-spectrogram-transformer
+deformable_detr rt_detr owlvit
+clip llava blip-2 patchtst
+""".split()
+FEW_CASES = [Case(model_type, limit_nbytes=16 * MIB) for model_type in FEW]
+
+
+@pytest.fixture(scope="module")
+def checked(request: pytest.FixtureRequest, needs) -> Iterator[Callable[[Case], dict]]:
+    """``checked(case)`` is what a process of its own found; those of all chosen tests run two at a time."""
+    needs("transformers")
+    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    futures = huggingface.check_all([case for case in chosen if isinstance(case, Case)])
+    yield lambda case: futures[case].result()
+    for future in futures.values():
+        future.cancel()
+
+
+@pytest.mark.parametrize("case", FEW_CASES, ids=str)
+def test_a_hugging_face_model_is_bit_identical_to_its_ordinary_build(case, checked):
+    found = checked(case)
+    assert found["outcome"] == "same", found
+    assert found["nbytes"] > 0
+
+
+def _letters(test: Callable) -> Callable:
+    return pytest.mark.slow(pytest.mark.parametrize("letter", string.ascii_lowercase)(test))
+
+
+def _unexplained(cases: Iterable[Case]) -> dict[str, dict]:
+    """What is not as in an ordinary build and not excused, and what is excused for nothing."""
+    found = {case: future.result() for case, future in huggingface.check_all(cases).items()}
+    fine = {"same", "not makeable", "no class", "too large"}
+    return {str(case): f for case, f in found.items() if (f["outcome"] in fine) == (str(case) in EXCEPTIONS)}
+
+
+@_letters
+def test_every_type_that_this_machine_can_make_is_bit_identical_to_its_ordinary_build(letter, needs):
+    needs("transformers")
+    types = [name for name in huggingface.model_types() if name.lower().startswith(letter)]
+    assert not _unexplained(Case(name) for name in types)
+
+
+@_letters
+def test_every_head_that_this_machine_can_make_is_bit_identical_to_its_ordinary_build(letter, needs):
+    needs("transformers")
+    types = [name for name in huggingface.model_types() if name.lower().startswith(letter)]
+    cases = [Case(name, head, 64 * MIB) for name in types for head in huggingface.heads(name)[1:]]
+    assert not _unexplained(cases)
+
+
+def test_the_check_sees_a_value_that_is_wrong_in_one_bit_and_a_tie_that_is_lost():
+    torch = pytest.importorskip("torch")
+    ordinary, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    other.load_state_dict(ordinary.state_dict())
+    expected, found = huggingface.tensors(ordinary), huggingface.tensors(other)
+    assert huggingface.differences_in_shape(expected, found) == []
+    assert huggingface.differences_in_values(expected, found) == []
+    found["bias"].data.view(torch.int32)[0] ^= 1
+    assert huggingface.differences_in_values(expected, found) == ["bias: other values"]
+    tied = {"one": expected["bias"], "two": expected["bias"]}
+    apart = {"one": expected["bias"], "two": expected["bias"].clone().detach().requires_grad_()}
+    assert huggingface.differences_in_shape(tied, apart)

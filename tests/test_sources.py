@@ -1,0 +1,232 @@
+"""Where the values of a tensor come from, in which dtype, and why there may be none."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import metaviz
+from metaviz.core.sources import replay_answer
+from metaviz.errors import CannotMaterialize
+
+SEED = 5
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(40, 4)
+        self.norm = nn.LayerNorm(4)
+        self.register_buffer("angle", torch.polar(torch.ones(3), torch.rand(3)))
+        self.register_buffer("order", torch.randperm(10))
+        self.register_buffer("noise", torch.rand(20), persistent=False)
+        self.plain = torch.rand(3)
+
+
+def both(make=Net) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(SEED)
+    ordinary = make()
+    torch.manual_seed(SEED)
+    return metaviz.build(make), ordinary
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    attributes = {name: value for name, value in vars(model).items() if isinstance(value, torch.Tensor)}
+    return dict([*model.named_parameters(), *model.named_buffers(), *attributes.items()])
+
+
+def assert_equal(model: nn.Module, ordinary: nn.Module) -> None:
+    mine, theirs = values(model), values(ordinary)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert (name, tensor.dtype) == (name, theirs[name].dtype)
+        assert not tensor.is_meta, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+CASTS = {
+    "half": lambda m: m.half(),
+    "bfloat16": lambda m: m.bfloat16(),
+    "double": lambda m: m.double(),
+    "to a dtype": lambda m: m.to(torch.float16),
+    "a submodule": lambda m: m.body.to(torch.bfloat16),
+    "one parameter": lambda m: setattr(m.body.weight, "data", m.body.weight.data.half()),
+    "one buffer": lambda m: setattr(m, "noise", m.noise.half()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+def test_a_cast_after_the_build_gives_what_an_ordinary_build_and_the_cast_give(cast):
+    model, ordinary = both()
+    cast(model)
+    cast(ordinary)
+    identities = {name: id(parameter) for name, parameter in model.named_parameters()}
+    metaviz.materialize(model)
+    assert_equal(model, ordinary)
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == identities
+    metaviz.unload(model)
+    assert all(tensor.is_meta for tensor in values(model).values())
+    metaviz.materialize(model)
+    assert_equal(model, ordinary)
+
+
+def test_a_cast_is_told_in_the_reason():
+    model, _ = both()
+    model.body.half()
+    tensor = metaviz.plan(model, "body.bias").tensors[0]
+    assert tensor.dtype is torch.float16
+    assert tensor.nbytes == 8
+    assert tensor.reason.startswith("uniform_ at ")
+    assert tensor.reason.endswith("then cast from float32 to float16 as the model was after the build")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.float16", torch.float64, torch.float8_e4m3fn])
+def test_the_dtype_argument_casts_floating_point_tensors_and_no_others(dtype):
+    model, ordinary = both()
+    metaviz.materialize(model, dtype=dtype)
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.removeprefix("torch."))
+    for name, tensor in values(model).items():
+        theirs = values(ordinary)[name]
+        assert tensor.dtype is (wanted if theirs.is_floating_point() else theirs.dtype)
+        same = theirs.to(tensor.dtype)
+        # There is no comparison of 8-bit floats.
+        assert torch.equal(tensor.view(torch.uint8), same.view(torch.uint8)), name
+    assert all(type(p) is nn.Parameter and p.requires_grad for p in model.parameters())
+
+
+def test_a_tensor_cast_by_the_argument_keeps_its_dtype_when_it_is_unloaded_and_comes_again():
+    model, ordinary = both()
+    metaviz.materialize(model, "body", dtype="bfloat16")
+    first = model.body.weight.clone()
+    metaviz.unload(model)
+    assert model.body.weight.dtype is torch.bfloat16
+    metaviz.materialize(model)
+    assert torch.equal(model.body.weight, first)
+    assert torch.equal(model.norm.weight, ordinary.norm.weight)
+
+
+class Layouts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("wide", torch.rand(3)[:, None].expand(3, 50))
+        self.register_buffer("turned", torch.rand(4, 5).t())
+        self.register_buffer("every_other", torch.rand(4, 6)[1:, ::2])
+        self.register_buffer("windows", torch.rand(9).unfold(0, 4, 1))
+        self.register_buffer("image", torch.rand(1, 3, 4, 4).to(memory_format=torch.channels_last))
+        self.register_buffer("scalar", torch.rand(()))
+        self.register_buffer("none", torch.rand(0, 3))
+        self.register_buffer("negated", torch.polar(torch.rand(3), torch.rand(3)).conj().imag)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
+def test_every_memory_layout_survives_with_or_without_a_cast(dtype):
+    model, ordinary = both(Layouts)
+    strides = {name: buffer.stride() for name, buffer in model.named_buffers()}
+    plan = metaviz.plan(model, dtype=dtype)
+    metaviz.materialize(model, dtype=dtype)
+    for name, buffer in model.named_buffers():
+        assert buffer.stride() == strides[name]
+        assert torch.equal(buffer, ordinary.get_buffer(name).to(buffer.dtype)), name
+    memory = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+    assert plan.nbytes == sum(memory.values())
+
+
+class Unwritten(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.never = nn.Parameter(torch.empty(4))
+        part = torch.empty(8)
+        part[:6] = 1
+        self.register_buffer("part", part)
+        self.fine = nn.Parameter(torch.ones(2))
+
+
+def test_what_no_op_ever_writes_is_blocked_with_the_reason_and_the_next_step():
+    plan = metaviz.plan(metaviz.build(Unwritten))
+    assert [t.path for t in plan.tensors] == ["fine"]
+    assert plan.blocked == {
+        "never": "Uninitialized even in an ordinary build: no op of the constructor ever writes it. "
+        "Next: torch.nn.init.zeros_(self.never)  # in the constructor",
+        "part": "Partly uninitialized even in an ordinary build: there are 8 B of it that no op of the "
+        "constructor ever writes. Next: torch.nn.init.zeros_(self.part)  # in the constructor",
+    }
+
+
+def test_blocked_tensors_stop_all_or_are_skipped_as_asked():
+    model = metaviz.build(Unwritten)
+    with pytest.raises(CannotMaterialize):
+        metaviz.materialize(model)
+    assert model.fine.is_meta
+    report = metaviz.materialize(model, blocked="skip")
+    assert set(report.skipped) == {"never", "part"}
+    assert "left on meta, blocked: never, part" in str(report)
+    assert torch.equal(model.fine, torch.ones(2))
+    assert model.never.is_meta
+    assert model.part.is_meta
+
+
+def test_a_reason_names_the_init_function_and_the_line_that_called_it():
+    plan = metaviz.plan(metaviz.build(Net), "plain")
+    place = plan.tensors[0].reason.removeprefix("uniform_ at ")
+    filename, _, line = place.rpartition(":")
+    assert filename == Path(__file__).name
+    assert linecache.getline(__file__, int(line)).strip() == "self.plain = torch.rand(3)"
+
+
+def test_a_tensor_without_elements_needs_no_op():
+    answer = replay_answer(metaviz.build(Layouts).none, None, "none")
+    assert (answer.can, answer.source, answer.fix) == (True, "replay", None)
+
+
+def outside():
+    return nn.Linear(2, 2, device="meta")
+
+
+def replaced():
+    model = metaviz.build(nn.Linear, 2, 2)
+    model.weight = nn.Parameter(torch.empty(2, 2, device="meta"))
+    model.bias = nn.Parameter(torch.empty(2, device="meta"))
+    return model
+
+
+def on_meta_by_hand():
+    return metaviz.build(nn.Linear, 2, 2, device="meta")
+
+
+@pytest.mark.parametrize("make", [outside, replaced, on_meta_by_hand])
+def test_a_tensor_that_no_tape_knows_is_blocked_and_told_how_to_be_built(make):
+    plan = metaviz.plan(make())
+    assert plan.tensors == ()
+    assert list(plan.blocked) == ["weight", "bias"]
+    for reason in plan.blocked.values():
+        assert reason.startswith("No tape knows this tensor: it was put on meta outside of metaviz.build, ")
+        assert reason.endswith(" Next: model = metaviz.build(type(model), ...)")
+
+
+def test_a_parameter_given_another_shape_after_the_build_is_not_taken_for_the_old_one():
+    model = metaviz.build(nn.Linear, 4, 4)
+    model.weight.data = torch.empty(2, 4, device="meta")
+    assert list(metaviz.plan(model).blocked) == ["weight"]
+
+
+def test_lazy_tensors_move_with_all_that_is_theirs_and_get_their_values_at_the_first_forward():
+    model = metaviz.build(lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.Linear(3, 2)))
+    weight = model[0].weight
+    weight.note = "kept"
+    plan = metaviz.plan(model)
+    assert plan.lazy == ("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var")
+    report = metaviz.materialize(model, dtype="float64")
+    assert report.lazy == plan.lazy
+    assert "lazy, moved: 0.weight, 0.bias" in str(report)
+    assert model[0].weight is weight
+    assert (weight.note, weight.device.type) == ("kept", "cpu")
+    assert isinstance(weight, nn.UninitializedParameter)
+    out = model(torch.randn(5, 7, dtype=torch.float64))
+    assert (out.shape, out.dtype) == ((5, 2), torch.float64)
+    assert (type(weight), weight.shape) == (nn.Parameter, (3, 7))
+    assert metaviz.materialize(model).lazy == ()
