@@ -66,21 +66,21 @@ def heads(model_type: str) -> list[str]:
 
 
 def model_class(case: Case) -> type | None:
-    """The class to build: by name, else the one that transformers' auto classes make, else one with that config."""
-    from transformers import PreTrainedModel
+    """The class to build: the case's head, else what transformers' auto classes make, else one for the configuration."""
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 
     package = importlib.import_module(f"transformers.models.{model_type_to_module_name(case.model_type)}")
-    names = [case.head] if case.head else heads(case.model_type)
-    if names and hasattr(package, names[0]):
-        return getattr(package, names[0])
+    names = [case.head] if case.head else heads(case.model_type)[:1]
+    for home in (package, transformers) if names else ():
+        if hasattr(home, names[0]):
+            return getattr(home, names[0])
     config_class = CONFIG_MAPPING[case.model_type]
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.startswith("modeling_"):
-            for cls in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
-                usable = isinstance(cls, type) and issubclass(cls, PreTrainedModel)
-                wanted = cls.__name__ in names if names else getattr(cls, "config_class", None) is config_class
-                if usable and wanted and not cls.__name__.endswith("PreTrainedModel"):
+            for name, cls in vars(importlib.import_module(f"{package.__name__}.{module.name}")).items():
+                ours = name in names if names else getattr(cls, "config_class", None) is config_class
+                if ours and not name.endswith("PreTrainedModel"):
                     return cls
     return None
 
@@ -174,7 +174,10 @@ def check(case: Case) -> dict[str, Any]:
     cls = model_class(case)
     if cls is None:
         return {"outcome": "no class"}
-    config, nbytes = small_config(case, cls)
+    try:
+        config, nbytes = small_config(case, cls)
+    except Exception as raised:
+        return {"outcome": "not makeable", "error": f"configuration: {raised}"}
     if nbytes > MOST_NBYTES:
         return {"outcome": "too large", "nbytes": nbytes}
     make = functools.partial(cls._from_config, dtype=getattr(torch, case.dtype)) if case.dtype else cls

@@ -209,12 +209,13 @@ def out_of_memory() -> None:
     raise MemoryError("injected")
 
 
-def test_no_memory_at_any_call_into_c_changes_nothing(ordinary):
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 11])
+def test_no_memory_at_any_call_into_c_changes_nothing(step, ordinary):
     def wanted(frame, function):
         # Putting the handler of Ctrl-C back asks for no memory.
         return function is not signal.signal and within(frame, "_carry_out")
 
-    for n in itertools.count():
+    for n in itertools.count(step=step):
         model = built()
         before, state = Picture(model), process()
         fault = Fault("c_call", wanted, out_of_memory, n)

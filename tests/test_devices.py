@@ -1,4 +1,4 @@
-"""Which devices there are, what they can take, and that the caller's device, modes and thread do not matter."""
+"""Which devices there are and what they can take; the caller's device, modes and thread do not matter."""
 
 from __future__ import annotations
 

@@ -85,6 +85,21 @@ def test_blocks_with_a_tie_inside_fold_and_those_tied_to_different_places_do_not
     one, two = weight(2, 2), weight(2, 2)
     model = Holder(one=one, two=two, layers=nn.ModuleList(Holder(w=w) for w in (one, one, two, two)))
     assert labels(model) == ["", "  one", "  two", "  layers.0 … 1 ×2", "    w", "  layers.2 … 3 ×2", "    w"]
+    model.layers = nn.ModuleList(Holder(x=Holder(y=Holder(w=w))) for w in (one, one, two, two))
+    assert labels(model, depth=1)[3:] == ["  layers.0 … 1 ×2", "  layers.2 … 3 ×2"]
+
+
+def test_a_block_with_a_tie_inside_stands_out_among_those_without():
+    def pair(tied):
+        w = weight(3)
+        return Holder(a=Holder(w=w), b=Holder(w=w if tied else weight(3)))
+
+    assert labels(nn.ModuleList(map(pair, (0, 0, 1, 1, 0))), depth=1) == [
+        "",
+        "  0 … 1 ×2",
+        "  2 … 3 ×2",
+        "  4",
+    ]
 
 
 def test_one_module_in_many_slots_folds_after_its_first():
@@ -124,9 +139,11 @@ def test_a_weight_and_its_bias_are_one_line_unless_they_differ():
     model = Holder(fc=linear(), norm=nn.LayerNorm(2, device=META), own=Own(), mixed=linear(), frozen=linear())
     model.mixed.bias = nn.Parameter(torch.zeros(2))
     model.frozen.bias.requires_grad_(False)
+    model.tied = linear()
+    model.tied.bias = model.fc.bias
     top = outline(seen(model).columns, 0, lines=99, brief=True)
     assert [each.label for each in top.branches if each.pair] == ["fc", "norm"]
-    assert [each.label for each in top.branches if each.branches] == ["own", "mixed", "frozen"]
+    assert [each.label for each in top.branches if each.branches] == ["own", "mixed", "frozen", "tied"]
     assert all(each.branches for each in outline(seen(model).columns, 0, lines=99).branches)
 
 

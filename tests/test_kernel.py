@@ -33,8 +33,15 @@ class Net(nn.Module):
     "bar": "%config MetavizMagics.progress_after = 0\nr = %meta_materialize model layers.2 layers.3",
     "unload": "%meta_unload model layers.1",
     "refused": "%meta_tree model lairs",
-    "broken": "%%meta_build\nkept = 1\n\nclass Bad(Net):\n    def __init__(self):\n        super().__init__()\n"
-    "        self.view = torch.ones(3).view(2, 2)\n\nbad = Bad()",
+    "broken": """%%meta_build
+kept = 1
+
+class Bad(Net):
+    def __init__(self):
+        super().__init__()
+        self.view = torch.ones(3).view(2, 2)
+
+bad = Bad()""",
     "after": "kept, 'bad' in globals(), torch.empty(1).device.type, torch.cuda.is_initialized()",
     "status": "%metaviz",
     "compile": "%%meta_build\nx = = 1",

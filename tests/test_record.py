@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import metaviz
 from metaviz.errors import NestedRecording, ValueRead
 
-
 TORCH = os.path.dirname(torch.__file__)
 
 
@@ -82,7 +81,7 @@ def process() -> dict[str, object]:
         "module": dict(vars(nn.Module)),
         "linear": dict(vars(nn.Linear)),
         "init": dict(vars(nn.init)),
-        "tensor": {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor) if name != "__abstractmethods__"},
+        "tensor": dict(vars(torch.Tensor)),
         "torch": {name: value for name, value in vars(torch).items() if callable(value)},
         "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
         "threads": threading.active_count(),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,8 @@ from torch import nn
 
 import metaviz
 from metaviz.magics.status import MAGICS, Line, Page
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -57,21 +63,57 @@ def test_many_models_are_counted(shell):
 
 def test_a_default_device_that_is_meta_is_warned_of(shell):
     assert "default device" not in lines(shell("%metaviz").value)
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         page = shell("%metaviz").value
-    finally:
-        torch.set_default_device(None)
     (warning,) = [line for line in page.lines if line.warning]
     assert warning.text.startswith("meta: what torch makes outside of metaviz has no values")
     assert warning.code == "torch.set_default_device(None)"
 
 
-def test_looking_starts_no_device_and_draws_no_number(shell, generators_stay):
+def test_the_default_device_that_a_cell_has_set_is_seen():
+    code = """
+import torch
+from metaviz.magics.status import status
+torch.set_default_device("meta")
+print([line.head for line in status({}).lines if line.warning])
+torch.set_default_device(None)
+print([line.head for line in status({}).lines if line.warning])
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert answer.stdout == "['default device']\n[]\n", answer.stderr
+
+
+def test_looking_draws_no_number(shell, generators_stay):
     shell("model = nn.Linear(2, 2, device='meta')")
-    shell("%metaviz\n")
-    shell("%meta_tree model")
-    assert not torch.cuda.is_initialized()
+    assert shell("%metaviz").error is None
+    assert shell("%meta_tree model").error is None
+
+
+def test_a_device_that_is_not_started_is_not_asked():
+    code = """
+import torch
+from metaviz.magics.status import free
+print(free(torch.device("cuda:0")), torch.cuda.is_initialized())
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert answer.stdout == "free memory not asked, that would start CUDA False\n", answer.stderr
+
+
+@pytest.mark.gpu
+def test_the_way_to_a_tree_and_the_status_start_no_cuda(tmp_path):
+    code = """
+import torch
+from shell import new_shell
+with new_shell(".") as shell:
+    for cell in ("%load_ext metaviz", "import torch", "%%meta_build\\nmodel = torch.nn.Linear(2, 2)",
+                 "%meta_tree model", "%metaviz"):
+        print(shell(cell).error, torch.cuda.is_initialized())
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert answer.stdout.splitlines() == ["None False"] * 5, answer.stderr
 
 
 def test_help_has_an_example_of_every_magic_that_is_registered(shell):

@@ -135,6 +135,13 @@ def test_a_wide_module_says_how_many_lines_are_missing():
     assert "└─ … 60 more" in shown(model)
 
 
+def test_a_module_that_counts_more_by_path_says_so():
+    block = linear(4, 4)
+    picture = shown(Holder(stack=Holder(first=block, again=block, other=linear(1, 1))))
+    assert "├─ first  Linear" in picture
+    assert "└─ stack  Holder  42 by path  " in picture
+
+
 def test_the_next_step_for_a_large_model_is_one_block():
     with META:
         model = Holder(layers=nn.ModuleList(nn.Linear(8192, 8192, bias=False) for _ in range(8)))

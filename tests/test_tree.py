@@ -193,7 +193,7 @@ def test_reasons_count_and_name_with_the_next_step():
         '1 of its 5 tensors can be replayed; blocked: w1, w2, w3, …. Next: metaviz.tree(model).explain("w1")'
     )
     assert row(Holder(a=Holder(**parts), real=torch.zeros(1)), "", only("w0", "w1", "w2", "w3")).reason == (
-        "1 of its 6 tensors hold values; 4 of the other 5 can be replayed; blocked: a.w4. "
+        "1 of its 6 tensors holds values; 4 of the other 5 can be replayed; blocked: a.w4. "
         'Next: metaviz.tree(model).explain("a.w4")'
     )
     assert row(Holder(a=Holder(w=weight(1))), "a", yes).reason == (
@@ -205,7 +205,9 @@ def test_tied_tensors_are_one_tensor_in_marks_and_reasons():
     shared = weight(2)
     shown = seen(Holder(a=Holder(w=shared), b=Holder(w=shared)), no)
     assert shown.totals.marks == {"blocked": 1}
-    assert shown.row.reason == "none of its tensor can be given values: A test says no. Next: fix(it)"
+    assert shown.row.reason == "its tensor cannot be given values: A test says no. Next: fix(it)"
+    some = Holder(a=Holder(w=shared), b=Holder(w=shared), c=Holder(w=weight(1), v=weight(1)))
+    assert "1 of its 3 tensors can be replayed; blocked: a.w, c.w. " in row(some, "", only("v")).reason
 
 
 def test_totals_are_those_of_torch_where_torch_counts_right():
@@ -287,6 +289,29 @@ def test_a_module_that_cannot_be_looked_at_costs_one_row():
     assert shown.row.reason.startswith("2 of its 4 tensors can be replayed; blocked: bad, odd.")
 
 
+def test_a_module_that_can_be_looked_at_in_part_is_blocked_and_shows_that_part():
+    class Raises(dict):
+        def items(self):
+            raise OSError
+
+    model = Holder(w=weight(2))
+    model.__dict__["_buffers"] = Raises(b=meta(1))
+    shown = seen(Holder(part=model))
+    assert [r.path for r in shown] == ["", "part", "part.w"]
+    assert (shown["part"].row.mark, shown["part.w"].row.mark, shown.row.mark) == (
+        "blocked",
+        "ready",
+        "partial",
+    )
+    assert shown["part"].row.reason == "it raised OSError when looked at"
+
+
+def test_of_two_rows_with_one_path_the_first_is_meant():
+    model = Holder(a=Holder(b=weight(3)))
+    model._modules["a.b"] = nn.ReLU()
+    assert seen(model)["a.b"].row.shape == (3,)
+
+
 def test_an_answer_that_raises_costs_one_row():
     def angry(tensor, module, name, kind):
         if name == "v":
@@ -366,6 +391,7 @@ def test_unusual_tensors_are_shown_for_what_they_are():
     model = Holder(
         loud=torch.zeros(3).as_subclass(Loud),
         packed=Wrapper(torch.zeros(4, 4, dtype=torch.int8)),
+        unpacked=Wrapper(torch.zeros(4, 4, dtype=torch.float64)),
         sparse=torch.eye(4).to_sparse(),
         fake=fake,
     )
@@ -373,6 +399,7 @@ def test_unusual_tensors_are_shown_for_what_they_are():
     assert [(r.cls, r.shape, r.nbytes, r.mark) for r in shown.tensors] == [
         ("Loud", (3,), 12, "real"),
         ("Wrapper", (4, 4), 16, "real"),
+        ("Wrapper", (4, 4), 128, "real"),
         ("Tensor", (4, 4), 16, "real"),
         ("FakeTensor", (3,), 12, "blocked"),
     ]

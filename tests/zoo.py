@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrizations
 
+import metaviz
 from metaviz.core.paths import Model
 
 TRAPS: list[type[Trap]] = []
@@ -59,12 +61,23 @@ def shared(model: nn.Module, key) -> list[list[str]]:
     return sorted(groups.values())
 
 
+def notes(model: nn.Module) -> dict[str, str]:
+    """The numbers, strings and lists of numbers that its modules keep as plain attributes."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = value if isinstance(value, list) else [value]
+            if all(isinstance(item, int | float | str) for item in items):
+                found[f"{path}.{name}"] = repr(value)
+    return found
+
+
 def differences(ordinary: nn.Module, other: nn.Module, below: str = "") -> list[str]:
-    """In what `other` differs from the `ordinary` build, in slots whose path starts with `below`."""
+    """In what `other` differs from the `ordinary` build, in the slots at and below the path `below`."""
     ours = {place.path: place.slot for place in Model(other).places}
     found = []
     for place in Model(ordinary).places:
-        if not place.path.startswith(below):
+        if not f"{place.path}.".startswith(f"{below}." if below else ""):
             continue
         slot = ours.get(place.path)
         if slot is None or (slot.kind, slot.persistent) != (place.slot.kind, place.slot.persistent):
@@ -76,7 +89,34 @@ def differences(ordinary: nn.Module, other: nn.Module, below: str = "") -> list[
         keys = {"object": id, "memory": lambda tensor: tensor.untyped_storage()._cdata}
         found += [f"same {what}" for what, key in keys.items() if shared(ordinary, key) != shared(other, key)]
         found += ["modules"] if repr(ordinary) != repr(other) else []
+        found += [key for key, value in notes(ordinary).items() if notes(other).get(key) != value]
     return found
+
+
+def pair(fn: Callable[[], nn.Module], seed: int = 11) -> tuple[nn.Module, nn.Module]:
+    """The ordinary build and the recorded one, on meta, with the same seed."""
+    torch.manual_seed(seed)
+    ordinary = fn()
+    torch.manual_seed(seed)
+    return ordinary, metaviz.build(fn)
+
+
+def faults(fn: Callable[[], nn.Module]) -> list[str]:
+    """In what a recorded and materialized build differs from the ordinary one: nothing, if all is well."""
+    ordinary, model = pair(fn)
+    metaviz.materialize(model)
+    return differences(ordinary, model)
+
+
+def holding(**held: object) -> nn.Module:
+    """A module that holds tensors as buffers, and all else as its attributes."""
+    module = nn.Module()
+    for name, value in held.items():
+        if type(value) is torch.Tensor:
+            module.register_buffer(name, value)
+        else:
+            setattr(module, name, value)
+    return module
 
 
 class TiedHead(Trap):
@@ -102,13 +142,6 @@ class TiedAfterInit(Trap):
         self.head.weight = self.embedding.weight
 
 
-class TiedByData(Trap):
-    def make(self):
-        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.b.weight.data = self.a.weight.data
-        self.b.weight.data.mul_(2)
-
-
 class SharedModule(Trap):
     def make(self):
         layer = nn.Linear(2, 2)
@@ -117,8 +150,7 @@ class SharedModule(Trap):
 
 class NoReset(Trap):
     def make(self):
-        self.weight = nn.Parameter(torch.ones(4))
-        self.gamma = nn.Parameter(1e-5 * torch.ones(3))
+        self.weight, self.gamma = nn.Parameter(torch.ones(4)), nn.Parameter(1e-5 * torch.ones(3))
 
 
 class ResetMissesBuffer(Trap):
@@ -139,8 +171,7 @@ class NonPersistentBuffer(Trap):
 
 class RootParameter(Trap):
     def make(self):
-        self.token = nn.Parameter(torch.randn(1, 1, 4))
-        self.body = nn.Linear(4, 4)
+        self.token, self.body = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 4)
 
 
 class Literals(Trap):
@@ -155,12 +186,6 @@ class Literals(Trap):
 class LazyOut(Trap):
     def make(self):
         self.stack = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2), nn.LazyBatchNorm1d())
-
-
-class LazyUsed(LazyOut):
-    def make(self):
-        super().make()
-        self.stack(torch.randn(3, 5))
 
 
 class Hidden(Trap):
@@ -253,9 +278,7 @@ class ClonedLayers(Trap):
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 3)
         base = torch.randn(4, 4)
-        views = nn.Module()
-        for name, view in {"base": base, "rows": base[1:3], "turned": base.T}.items():
-            views.register_buffer(name, view)
+        views = holding(base=base, rows=base[1:3], turned=base.T)
         self.views, self.copied = views, copy.deepcopy(views)
 
 
@@ -278,7 +301,7 @@ class Dtypes(Trap):
 
 class Inits(Trap):
     def make(self):
-        for name in "orthogonal eye xavier_uniform kaiming_normal trunc_normal ones normal".split():
+        for name in ("orthogonal", "eye", "xavier_uniform", "kaiming_normal", "trunc_normal", "ones"):
             weight = nn.Parameter(torch.empty(6, 4))
             self.register_parameter(name, getattr(nn.init, f"{name}_")(weight))
         self.sparse = nn.Parameter(nn.init.sparse_(torch.empty(6, 4), 0.5))
@@ -317,6 +340,9 @@ class DataSwap(Trap):
         self.body = nn.Linear(3, 3)
         self.body.weight.data = torch.zeros(5, 3)
         self.body.bias.data = self.body.bias.data[1:]
+        self.tied = nn.Linear(3, 5)
+        self.tied.weight.data = self.body.weight.data
+        self.tied.weight.data.add_(2)
 
 
 class PartialInit(Trap):

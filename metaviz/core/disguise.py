@@ -31,7 +31,8 @@ def _handles(*functions: Any) -> Callable[[Handler], Handler]:
 
 def as_cpu(device: Any) -> torch.device:
     """The device that stands for ``device`` while recording: meta where meta is asked for by name, else CPU."""
-    return META if torch.device(device).type == "meta" else CPU
+    # torch.device(0) raises on a machine with no accelerator.
+    return META if not isinstance(device, int) and torch.device(device).type == "meta" else CPU
 
 
 def call_on(device: Any, recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -273,10 +274,12 @@ def _listed(recorder: Recorder, item: Any) -> Any:
 @_handles(Tensor.__repr__, Tensor.__format__)
 def _print(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> str:
     tensor = args[0]
-    if not recorder.is_taped(tensor) or tensor.numel() > 1000 or (func is Tensor.__format__ and tensor.dim()):
+    if not recorder.is_taped(tensor) or tensor.numel() > 1000:
         with plain_torch():
             return func(*args, **kwargs)
-    return _read(recorder, func, args, kwargs)
+    real = recorder.value(tensor, func.__name__).requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    with plain_torch():
+        return func(real, *args[1:], **kwargs)
 
 
 @_handles(Tensor.__deepcopy__)

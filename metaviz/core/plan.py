@@ -237,12 +237,22 @@ def check(described: Plan, blocked: str = "error") -> None:
     for device, need in described.peak_nbytes.items():
         free = described.free_nbytes[device]
         if need > free:
-            wide = any(t.dtype.is_floating_point and t.dtype.itemsize > 2 for t in described.tensors)
-            smaller = "take less: metaviz.materialize(model, paths, dtype='bfloat16')" if wide else "see the sizes: print(metaviz.tree(model))"
             raise NotEnoughMemory(
                 f"This takes {format_bytes(need)} on {device}, and {format_bytes(free)} are free. Nothing was changed. "
-                f"Choose a smaller part, or {smaller}"
+                f"Choose a smaller part, {_smaller(described, free)}"
             )
+
+
+def _smaller(described: Plan, free: int) -> str:
+    """What else helps against too little memory, as code."""
+    cast = sum(
+        t.nbytes * 2 // t.dtype.itemsize if t.dtype.is_floating_point and t.dtype.itemsize > 2 else t.nbytes
+        for t in described.tensors
+    )
+    # Casting needs room for one tensor in both dtypes.
+    if cast + max(t.nbytes for t in described.tensors) <= free:
+        return "or take it in fewer bits: metaviz.materialize(model, paths, dtype='bfloat16')"
+    return "for which see: print(metaviz.tree(model))"
 
 
 def _floating(dtype: Any) -> torch.dtype | None:

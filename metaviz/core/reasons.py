@@ -79,15 +79,17 @@ def _counts(columns: Columns, row: int) -> str:
     every = f"its {plural(tally.tensors, 'tensor')}".replace(" 1 ", " ")
     if not others:
         return f"{every} {'holds' if tally.tensors == 1 else 'hold'} values"
-    start = f"{format_exact(tally.real)} of {every} hold values; " if tally.real else ""
-    rest = f"the other {format_exact(others)}" if start else every
+    holds = "holds" if tally.real == 1 else "hold"
+    start = f"{format_exact(tally.real)} of {every} {holds} values; " if tally.real else ""
+    rest = every if not start else "the other one" if others == 1 else f"the other {format_exact(others)}"
     done = _verb(columns, row)
     if tally.ready == others:
         return f"{start}{rest} can be {done}"
     if not tally.ready:
         first = next(blocked(columns, row), row)
         why = f": {fact(columns, first)}" if first != row else ""
-        return f"{start}none of {rest} can be given values{why}"
+        cannot = f"{rest} cannot" if others == 1 else f"none of {rest} can"
+        return f"{start}{cannot} be given values{why}"
     names = []
     for tensor in blocked(columns, row):
         if len(names) == 3:

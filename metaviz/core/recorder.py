@@ -394,9 +394,9 @@ class Recorder:
         if known is not None and known[1] == real._version:
             return known[2]
         with plain_torch():
-            value = real.detach()
-            if copy and value.untyped_storage().nbytes() <= _COPY_LIMIT:
-                value = value.clone()
+            small = copy and real.untyped_storage().nbytes() <= _COPY_LIMIT
+            # What is only watched is kept itself: made in here, a detached one would not share its version.
+            value = real.detach().clone() if small else real
             twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
         self.tape.tag(twin.untyped_storage())
         window = window_of(twin)
@@ -420,6 +420,7 @@ def _is_plain(out: Any) -> bool:
 def _too_big(reader: str, cost: int, limit: int) -> str:
     place = where()
     at = f" at {said(place)}" if place else ""
+    reader = reader.replace("_local_scalar_dense", "item")
     return (
         f"The constructor reads values ({reader}{at}) that take {format_bytes(cost)} to compute, above the limit of "
         f"{format_bytes(limit)}. Allow it: with metaviz.recording(value_limit={cost}): model = ..."

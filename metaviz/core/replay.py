@@ -141,7 +141,7 @@ def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copi
 
 def _schedule(tape: Tape, wanted: set[int], before: int | None = None) -> tuple[list[int], dict[int, list[int]]]:
     """The ops to run, and which storages are done after which of them."""
-    ops = tape.slice(wanted, before)
+    ops = _by_chain(tape, tape.slice(wanted, before))
     last: dict[int, int] = {}
     for k in ops:
         last.update((s, k) for s in _touched(tape.ops[k]))
@@ -149,6 +149,29 @@ def _schedule(tape: Tape, wanted: set[int], before: int | None = None) -> tuple[
     for storage, k in last.items():
         done_after.setdefault(k, []).append(storage)
     return ops, done_after
+
+
+def _by_chain(tape: Tape, ops: list[int]) -> list[int]:
+    """``ops`` with those that have a storage to do with one another together, each such chain in program order.
+
+    A cast at the end of a constructor (``self.half()``) would else keep all that is to be cast until then.
+    """
+    leads: dict[int, int] = {}
+
+    def chain(storage: int) -> int:
+        while (above := leads.setdefault(storage, storage)) != storage:
+            storage = leads[storage] = leads[above]
+        return storage
+
+    for k in ops:
+        first, *others = _touched(tape.ops[k])
+        for other in others:
+            leads[chain(other)] = chain(first)
+    of = {k: chain(next(_touched(tape.ops[k]))) for k in ops}
+    begins: dict[int, int] = {}
+    for k in ops:
+        begins.setdefault(of[k], k)
+    return sorted(ops, key=lambda k: (begins[of[k]], k))
 
 
 def _touched(op: Op) -> Iterator[int]:

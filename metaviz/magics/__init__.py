@@ -15,7 +15,6 @@ from traitlets import Bool, Float, TraitError
 import metaviz
 from metaviz.core import provenance
 from metaviz.core.record import VALUE_LIMIT
-from metaviz.core.tree import ModuleTree, tree
 from metaviz.magics import arguments, built, cell, completion, names, status
 from metaviz.magics.progress import Progress
 
@@ -67,7 +66,7 @@ class MetavizMagics(Magics):
         type=arguments.levels,
         help="How many levels to open; as many as there is room for if none.",
     )
-    def meta_tree(self, line: str) -> ModuleTree:
+    def meta_tree(self, line: str) -> metaviz.ModuleTree:
         """See a model or one of its parts: what is where, and what can be given values.
 
         Nothing is moved and no value is read. Bind the tree to use it: t = %meta_tree model
@@ -75,7 +74,7 @@ class MetavizMagics(Magics):
         options = arguments.read(self.meta_tree, line)
         model = names.resolve(self.shell.user_ns, options.model)
         with arguments.one_line_errors():
-            seen = tree(model)[options.path]
+            seen = metaviz.tree(model)[options.path]
         return seen if options.depth is None else built.Opened(seen, options.depth)
 
     @no_var_expand

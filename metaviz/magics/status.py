@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import IPython
 import torch
+from torch.utils._device import DeviceContext
 
 import metaviz
 from metaviz.core import devices
@@ -81,7 +82,7 @@ def _status(namespace: Mapping[str, Any]) -> Iterator[Line]:
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, IPython {IPython.__version__}"
     yield Line("metaviz", f"{metaviz.__version__}, {versions}")
     for name in devices.names():
-        yield Line(name, _free(torch.device(name)))
+        yield Line(name, free(torch.device(name)))
     found = models(namespace)
     for name in list(found)[:_MODELS]:
         # Where the values could come from is not shown here, and asking takes most of the time.
@@ -90,13 +91,22 @@ def _status(namespace: Mapping[str, Any]) -> Iterator[Line]:
         yield Line("…", f"and {len(found) - _MODELS} more models")
     if not found:
         yield Line("models", "No name holds one yet.", "%%meta_build\nmodel = Net()")
-    if torch.get_default_device().type == "meta":
+    if _default_device() == "meta":
         text = "meta: what torch makes outside of metaviz has no values, and no tape to get them from."
         yield Line("default device", text, "torch.set_default_device(None)", warning=True)
     yield Line("help", "What the magics are for, with examples.", "%metaviz help")
 
 
-def _free(device: torch.device) -> str:
+def _default_device() -> str | None:
+    """Type of the device on which factories make tensors, None if nobody has chosen one."""
+    # Not torch.get_default_device: that makes a tensor to find the number of a CUDA device.
+    modes = torch.overrides._get_current_function_mode_stack()
+    chosen = [mode.device.type for mode in modes if isinstance(mode, DeviceContext)]
+    return chosen[-1] if chosen else None
+
+
+def free(device: torch.device) -> str:
+    """How much memory of ``device`` is free, in words; one that was not used yet is left alone."""
     started = device.type == "cpu" or getattr(torch.get_device_module(device), "is_initialized", bool)()
     if not started:
         return f"free memory not asked, that would start {device.type.upper()}"
