@@ -21,8 +21,9 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaviz.core.disguise import HANDLERS, call_on
+from metaviz.core.kinds import kind_of
 from metaviz.core.origin import remember
-from metaviz.core.recorder import Recorder, device_context, kind_of
+from metaviz.core.recorder import Recorder, device_context
 from metaviz.core.tape import Tape
 from metaviz.errors import NestedRecording
 

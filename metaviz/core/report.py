@@ -1,0 +1,61 @@
+"""The report: what was done to a model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from metaviz.core.plan import PlannedTensor, some
+from metaviz.core.units import format_bytes, format_seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What was done to a model.
+
+    Attributes:
+        action: ``"materialized"`` or ``"unloaded"``.
+        tensors: The tensors that changed.
+        skipped: ``{path: reason}`` of blocked tensors that were left on meta.
+        kept: Paths of chosen tensors that were real already.
+        lazy: Paths of lazy tensors that moved to the device.
+        repointed: Paths whose tensor object had to be replaced by a new one, because something holds on to the old
+            one: an optimizer or a hook made before may still have that.
+        stranded: Paths that still hold the old tensor, because a tuple or a frozen object holds it.
+        device: Where the tensors are now.
+        nbytes: Bytes that they take there.
+        seconds: Time that it took.
+        pulled_in: Paths that were not chosen but share memory with one that was.
+    """
+
+    action: str
+    tensors: tuple[PlannedTensor, ...]
+    skipped: dict[str, str]
+    kept: tuple[str, ...]
+    lazy: tuple[str, ...]
+    repointed: tuple[str, ...]
+    stranded: tuple[str, ...]
+    device: torch.device
+    nbytes: int
+    seconds: float
+    pulled_in: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        count = len(self.tensors)
+        lines = [
+            f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)}, on {self.device} "
+            f"in {format_seconds(self.seconds)}"
+        ]
+        notes = {
+            "left on meta, blocked": self.skipped,
+            "real already": self.kept,
+            "lazy, moved": self.lazy,
+            "shared memory, came along": self.pulled_in,
+            "new objects (make optimizers that hold the old ones again)": self.repointed,
+            "still the old tensor (held by a tuple or a frozen object)": self.stranded,
+        }
+        lines += [f"{words}: {some(paths)}" for words, paths in notes.items() if paths]
+        return "\n".join(lines)
+
+    __repr__ = __str__
