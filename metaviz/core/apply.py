@@ -75,7 +75,9 @@ def materialize(
     """
     began = time.perf_counter()
     if progress is not None and not callable(progress):
-        raise TypeError(f"progress={progress!r} cannot be called. Next: metaviz.materialize(model, paths, progress=print)")
+        raise TypeError(
+            f"progress={progress!r} cannot be called. Next: metaviz.materialize(model, paths, progress=print)"
+        )
     with _lock, plain_torch():
         work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
         check(work.plan, blocked)
@@ -310,7 +312,7 @@ def _interrupts_wait() -> Iterator[Callable[[], None]]:
 
 
 def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
-    """Let each new storage know what it was, so that unload can take it back. Done before the swap: it cannot be late."""
+    """Let each new storage know what it was, so that unload can take it back; before the swap, so never late."""
     by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor, Fill]]] = {}
     for entry in filled:
         by_storage.setdefault(entry[1].untyped_storage()._cdata, []).append(entry)
@@ -349,9 +351,9 @@ def _unloadable(
         path, reason = next(iter(lost.items()))
         forced = "" if reason.startswith("metaviz") else " Or lose them: metaviz.unload(model, paths, force=True)"
         raise WouldLoseValues(
-            f"Unloading would lose values of {len(lost)} of {len(chosen)} chosen tensors: {some(lost)}. {path}: {reason}. "
-            f"Nothing was changed. Choose other parts, or save them first: torch.save(model.state_dict(), 'kept.pt')."
-            + forced
+            f"Unloading would lose values of {len(lost)} of {len(chosen)} chosen tensors: {some(lost)}. "
+            f"{path}: {reason}. Nothing was changed. Choose other parts, or save them first: "
+            f"torch.save(model.state_dict(), 'kept.pt').{forced}"
         )
     return [(tensor, was(tensor)) for tensor in chosen.values()]
 

@@ -284,7 +284,7 @@ def _print(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> str:
 
 @_handles(Tensor.__deepcopy__)
 def _deepcopy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """As on the CPU: storages are copied once per deepcopy, so that copies of views share memory as the originals do."""
+    """As on the CPU: a deepcopy copies a storage once, so that copies of views share memory as the originals do."""
     tensor, memo = args
     if not recorder.is_taped(tensor) or not tensor.is_leaf or type(tensor) is not Tensor:
         return func(*args, **kwargs)

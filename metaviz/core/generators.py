@@ -2,7 +2,7 @@
 
 A taped random op draws nothing. So that ``manual_seed``, ``fork_rng`` or ``set_state`` in a constructor are noticed and
 mean what they mean in an ordinary build, the real generator gets a state of its own after each taped op: a token that
-names the place in the stream of draws, and a token that comes back, be it in another generator, leads back to its place.
+names the place in the stream of draws. A token that comes back, be it in another generator, leads back to its place.
 Threads that record at the same time share the global generator: each takes the other's tokens for no change.
 """
 

@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
 
 
 class Was(NamedTuple):
-    """What a storage that was materialized carries: its tag on meta, and by id each tensor's version when it was filled."""
+    """What a materialized storage carries: its tag on meta, and by id each tensor's version when it was filled."""
 
     tag: Tag
     versions: dict[int, int]

@@ -87,7 +87,7 @@ class Model:
 
         Args:
             paths: A path, a glob, or several. A module path takes its subtree, a tensor path that tensor. In a glob,
-                ``*`` stands for one part or a piece of one, ``**`` for any number of parts. No path at all is no tensor.
+                ``*`` stands for one part or a piece of one, ``**`` for any number of parts. No path is no tensor.
 
         Raises:
             UnknownPath: A path or glob means nothing in this model.
@@ -154,7 +154,10 @@ def _match_parts(parts: list[str], patterns: list[Callable[[str], object] | None
 def _no_such(pattern: str, known: Iterable[str]) -> str:
     near = _nearest(pattern, known)
     if near:
-        return f"The model has no module or tensor {pattern!r}. The nearest is {near!r}. Next: metaviz.plan(model, {near!r})"
+        return (
+            f"The model has no module or tensor {pattern!r}. The nearest is {near!r}. "
+            f"Next: metaviz.plan(model, {near!r})"
+        )
     top = [path for path in known if path and "." not in path]
     has = f"It has {some(top)}." if top else "It has none at all."
     return f"The model has no module or tensor {pattern!r}. {has} Next: print(metaviz.tree(model))"

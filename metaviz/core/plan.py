@@ -14,7 +14,7 @@ from metaviz.core import devices
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import Model, Place, some
 from metaviz.core.replay import CPU, draws_for, peak_nbytes, plain_torch
-from metaviz.core.sources import replay_answer
+from metaviz.core.sources import Answer, replay_answer
 from metaviz.core.tape import Tape, Window
 from metaviz.core.units import format_bytes
 from metaviz.errors import CannotMaterialize, NotEnoughMemory
@@ -90,9 +90,8 @@ class Plan:
         lines += [f"blocked  {path}: {reason}" for path, reason in list(self.blocked.items())[:_SHOWN]]
         if len(self.blocked) > _SHOWN:
             lines.append(f"blocked  … and {len(self.blocked) - _SHOWN} more")
-        for word, paths in (("lazy", self.lazy), ("real already", self.kept), ("shares memory, comes along", self.pulled_in)):
-            if paths:
-                lines.append(f"{word}: {some(paths)}")
+        notes = {"lazy": self.lazy, "real already": self.kept, "shares memory, comes along": self.pulled_in}
+        lines += [f"{words}: {some(paths)}" for words, paths in notes.items() if paths]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -264,13 +263,17 @@ def _floating(dtype: Any) -> torch.dtype | None:
     return found
 
 
+def _answer(place: Place) -> Answer:
+    return replay_answer(place.slot.tensor, place.module, place.slot.name, place.slot.kind)
+
+
 def _add(fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], wanted: torch.dtype | None) -> None:
     """Add the tensor at ``places`` to the fill of its memory, or to what is blocked."""
-    answers = ((place, replay_answer(place.slot.tensor, place.module, place.slot.name, place.slot.kind)) for place in places)
+    answers = ((place, _answer(place)) for place in places)
     place, answer = next((pair for pair in answers if pair[1].can), (None, None))
     if place is None:
         first = places[0]
-        answer = replay_answer(first.slot.tensor, first.module, first.slot.name, first.slot.kind)
+        answer = _answer(first)
         blocked[first.path] = f"{answer.reason} Next: {answer.fix}"
         return
     tensor = place.slot.tensor
@@ -327,7 +330,7 @@ def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[
         nbytes = fill.nbytes
         for tensor in fill.tensors:
             places = by_tensor[id(tensor)]
-            answer = replay_answer(tensor, places[0].module, places[0].slot.name, places[0].slot.kind)
+            answer = _answer(places[0])
             also = tuple(place.path for place in places[1:])
             yield PlannedTensor(places[0].path, also, tuple(tensor.shape), fill.dtype, nbytes, "replay", answer.reason)
             nbytes = 0

@@ -30,7 +30,7 @@ _where = functools.lru_cache(maxsize=4096)(Where)
 
 
 def said(place: Where) -> str:
-    """A line in words: ``modeling_llama.py:57``. Without its folder, which would tell of the machine in saved notebooks."""
+    """A line in words: ``modeling_llama.py:57``. Its folder would tell of the machine in saved notebooks."""
     return f"{os.path.basename(called(place.filename))}:{place.line}"
 
 

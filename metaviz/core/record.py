@@ -136,8 +136,8 @@ class _FunctionMode(TorchFunctionMode):
 class _DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Torch would wrap the method below to keep the compiler out: nothing here is ever compiled, and the wrapper costs
-        # as much as recording an op does.
+        # Torch would wrap the method below to keep the compiler out. Nothing here is ever compiled, and the wrapper
+        # costs as much as recording an op does.
         return False
 
     def __init__(self, recorder: Recorder) -> None:

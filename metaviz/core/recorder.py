@@ -169,7 +169,7 @@ class Recorder:
         return func(tensor, source, *rest, **kwargs)
 
     def _with_foreign(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
-        """Taped and foreign tensors in one op: what an ordinary build would do with the foreign ones' missing values."""
+        """Taped and foreign tensors in one op: what an ordinary build does without the foreign ones' values."""
         if any(self.is_taped(t) for t in kind.targets(args, kwargs)):
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return func(*args, **kwargs)
@@ -236,7 +236,8 @@ class Recorder:
             "DataDependentOutputException",
         )
         try:
-            return self.for_real(func, kind, args, {k: v for k, v in kwargs.items() if v is not None or k != "generator"})
+            given = {k: v for k, v in kwargs.items() if v is not None or k != "generator"}
+            return self.for_real(func, kind, args, given)
         except ValueRead:
             if expected:
                 raise

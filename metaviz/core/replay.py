@@ -47,6 +47,7 @@ class EagerDraws:
         self._generator = torch.Generator()
 
     def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+        """Run a random op."""
         stream, index = op.draw
         self._generator.set_state(stream.state_before(index))
         began = time.perf_counter()
@@ -63,6 +64,7 @@ class KeyedDraws:
         self._generator = torch.Generator(device)
 
     def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+        """Run a random op."""
         key = f"{op.draw[0].seed}/{number}".encode()
         # 63 bits: manual_seed refuses more on some devices.
         self._generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)
@@ -76,6 +78,7 @@ class DeviceDraws:
         self.device = device
 
     def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+        """Run a random op."""
         return op.func(*args, **kwargs)
 
 

@@ -67,7 +67,7 @@ def _uninitialized(origin: Origin, missing: int, name: str | None) -> Answer:
     reason = "Uninitialized even in an ordinary build: no op of the constructor ever writes it."
     if missing < stop - start:
         reason = (
-            f"Partly uninitialized even in an ordinary build: there are {format_bytes(missing)} of it that no op of the "
-            "constructor ever writes."
+            f"Partly uninitialized even in an ordinary build: there are {format_bytes(missing)} of it that "
+            "no op of the constructor ever writes."
         )
     return Answer(False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor")
