@@ -24,7 +24,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from huggingface_exceptions import CONFIGS
+
+import metaviz
+from metaviz.core.paths import Model
 
 SEED = 7
 MIB = 2**20
@@ -66,7 +70,7 @@ def heads(model_type: str) -> list[str]:
 
 
 def model_class(case: Case) -> type | None:
-    """The class to build: the case's head, else what transformers' auto classes make, else one for the configuration."""
+    """The class to build: the case's head, else what auto classes make, else one for the configuration."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 
@@ -85,11 +89,14 @@ def model_class(case: Case) -> type | None:
     return None
 
 
-# Fields of a configuration, from what matters least for coverage to what matters most: each step keeps the ones before.
+# What each step makes smaller, from what matters least for coverage to what matters most; a step keeps those before.
 _LAYERS = re.compile(r"(^|_)(layers?|depth|blocks|layers_per_stack|self_attends_per_block)$")
 _EXPERTS = re.compile(r"experts?$")
-_WIDE = re.compile(r"(intermediate_size|ffn_dim|d_ff|mlp_dim|ffn_hidden_size|inner_dim|dim_ff)")
-_WIDTHS = re.compile(r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|emb_dim|embedding_size|projection_dim|_width|heads?|n_head)$")
+_CHOSEN_EXPERTS = re.compile(r"^(num_experts_per_tok|moe_topk|top_k_experts|moe_top_k)$")
+_INNER = re.compile(r"intermediate_size|ffn_dim|d_ff|mlp_dim|ffn_hidden_size|inner_dim|dim_ff")
+_WIDTHS = re.compile(
+    r"(hidden_size|(hidden|e?m?b?emb(ed)?|projection)_dim|d_model|n_embd|embedding_size|_width|heads?)$"
+)
 STEPS = 7
 
 
@@ -100,13 +107,13 @@ def _smaller(name: str, value: int, step: int) -> int:
         return min(value, 2048)
     if step >= 2 and name == "pad_token_id" and value >= 2048:
         return 0
+    if step >= 3 and _CHOSEN_EXPERTS.search(name):
+        return min(value, 2)
     if step >= 3 and _EXPERTS.search(name):
         return min(value, 4)
-    if step >= 3 and name in ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_top_k"):
-        return min(value, 2)
     if step >= 3 and name in ("n_group", "topk_group"):
         return 1
-    if step >= 4 and _WIDE.search(name) and value % 8 == 0:
+    if step >= 4 and _INNER.search(name) and value % 8 == 0:
         return max(value // 8, 8)
     if step >= 5 and _WIDTHS.search(name):
         by = 4 if step == 5 else 16
@@ -115,24 +122,23 @@ def _smaller(name: str, value: int, step: int) -> int:
 
 
 def shrunk(config: Any, step: int) -> Any:
-    """``config`` made anew with fewer layers (step 1), words (2), experts (3), narrower feed-forwards (4)."""
+    """``config`` made anew with fewer layers (step 1), words (2), experts (3), narrower inside (4) and all over (5, 6)."""
     cls = type(config)
-    now, fresh, changes = vars(config), vars(cls()), {}
+    now, fresh = vars(config), vars(cls())
     layers = now.get("num_hidden_layers")
-    for field in dataclasses.fields(cls):
-        name, value = field.name, now.get(field.name)
+    changes = {name: now[name] for name in now.keys() - fresh.keys()}
+    for name in (field.name for field in dataclasses.fields(cls) if field.name in now):
+        value = now[name]
         if dataclasses.is_dataclass(value) and hasattr(value, "model_type"):
-            changes[name] = shrunk(value, step)
-        elif type(value) is int and _smaller(name, value, step) != value:
-            changes[name] = _smaller(name, value, step)
-        elif isinstance(value, list | tuple):
-            if step >= 1 and name.endswith("depths"):
-                changes[name] = type(value)(min(n, 2) for n in value)
-            elif step >= 1 and len(value) == layers and value != fresh.get(name):
-                changes[name] = value[:2]
-        elif field.init and value != fresh.get(name):
-            changes[name] = value
-    changes.update((name, now[name]) for name in now.keys() - fresh.keys() if name not in changes)
+            value = shrunk(value, step)
+        elif type(value) is int:
+            value = _smaller(name, value, step)
+        elif isinstance(value, list | tuple) and name.endswith("depths"):
+            value = type(value)(min(n, 2) for n in value)
+        if value != fresh.get(name):
+            # A list with one entry per layer, that is not what the class itself makes for the new number of layers.
+            per_layer = isinstance(value, list | tuple) and len(value) == layers
+            changes[name.removeprefix("_")] = value[:2] if per_layer and step >= 1 else value
     return cls(**changes)
 
 
@@ -141,7 +147,6 @@ def small_config(case: Case, cls: type) -> tuple[Any, int]:
 
     Sizes come from plain meta builds. Where none succeeds, it is the most changed configuration, and 0.
     """
-    import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     default = config = CONFIG_MAPPING[case.model_type](**CONFIGS.get(case.model_type, {}))
@@ -167,10 +172,6 @@ def check(case: Case) -> dict[str, Any]:
         ``outcome`` is ``"same"``, ``"different"`` (``differences`` says where), or why there is nothing to compare:
         ``"not makeable"`` (the ordinary build raises; metaviz raises the same), ``"no class"``, ``"too large"``.
     """
-    import torch
-
-    import metaviz
-
     cls = model_class(case)
     if cls is None:
         return {"outcome": "no class"}
@@ -181,41 +182,44 @@ def check(case: Case) -> dict[str, Any]:
     if nbytes > MOST_NBYTES:
         return {"outcome": "too large", "nbytes": nbytes}
     make = functools.partial(cls._from_config, dtype=getattr(torch, case.dtype)) if case.dtype else cls
-    seconds, ordinary, error = _attempt(lambda: make(copy.deepcopy(config)), poisoned=True)
-    found: dict[str, Any] = {"outcome": "same", "nbytes": nbytes, "seconds": {"ordinary": seconds}}
-    seconds, model, our_error = _attempt(lambda: metaviz.build(make, copy.deepcopy(config)), stays=True)
+    return {"nbytes": nbytes, **compare(lambda: make(copy.deepcopy(config)), str(case))}
+
+
+def compare(make: Callable[[], Any], name: str) -> dict[str, Any]:
+    """Call ``make`` twice with one seed, the second time with metaviz: ``outcome``, ``differences`` and more."""
+    seconds, ordinary, error = _attempt(make, poisoned=True)
+    found: dict[str, Any] = {"outcome": "same", "seconds": {"ordinary": seconds}}
+    seconds, model, our_error = _attempt(lambda: metaviz.build(make), stays=True)
     found["seconds"]["build"] = seconds
+    if error is not None and error == our_error:
+        return {**found, "outcome": "not makeable", "error": error}
     if error or our_error:
-        same = error == our_error
-        found.update(outcome="not makeable" if same else "different", error=error)
-        return found if same else {**found, "differences": [f"ordinary: {error}; metaviz: {our_error}"]}
+        return {**found, "outcome": "different", "differences": [f"ordinary: {error}; metaviz: {our_error}"]}
     expected = tensors(ordinary)
     wrong = differences_in_shape(expected, tensors(model)) + different_plain_attributes(ordinary, model)
-    blocked = metaviz.plan(model).blocked
-    wrong += _not_as_blocked(blocked, expected)
     try:
-        part = some_part(case, model)
+        blocked = metaviz.plan(model).blocked
+        wrong += _not_as_blocked(blocked, expected)
+        part = some_part(name, model)
         wrong += [f"alone, {line}" for line in part_alone(model, part, expected)] if part else []
         began = time.perf_counter()
         metaviz.materialize(model, blocked="skip")
         found["seconds"]["materialize"] = round(time.perf_counter() - began, 3)
+        found["blocked"] = sorted(blocked)
         now = tensors(model)
         wrong += differences_in_shape(expected, now) + differences_in_values(expected, now, blocked)
-    except Exception as raised:
-        wrong.append(traceback.format_exc()[-2000:] or repr(raised))
-    found["blocked"] = sorted(blocked)
-    if wrong:
-        found.update(outcome="different", differences=wrong)
-    return found
+    except Exception:
+        wrong.append(traceback.format_exc()[-2000:])
+    return {**found, "outcome": "different", "differences": wrong} if wrong else found
 
 
-def _attempt(build: Callable[[], Any], *, poisoned: bool = False, stays: bool = False) -> tuple[float, Any, str | None]:
+def _attempt(
+    build: Callable[[], Any], *, poisoned: bool = False, stays: bool = False
+) -> tuple[float, Any, str | None]:
     """Seconds, model and error of a build with the seed.
 
     ``poisoned`` fills with NaN what the build leaves uninitialized; ``stays`` counts a moved generator as an error.
     """
-    import torch
-
     gc.collect()
     torch.manual_seed(SEED)
     random.seed(SEED)
@@ -236,8 +240,6 @@ def _attempt(build: Callable[[], Any], *, poisoned: bool = False, stays: bool = 
 
 def tensors(model: Any) -> dict[str, Any]:
     """Every tensor of ``model`` by path: parameters, buffers, and those in plain attributes."""
-    from metaviz.core.paths import Model
-
     return {place.path: place.slot.tensor for place in Model(model).places}
 
 
@@ -245,14 +247,8 @@ def differences_in_shape(expected: dict[str, Any], found: dict[str, Any]) -> lis
     """Where paths, shapes, dtypes, strides, classes, ``requires_grad`` or ties differ."""
 
     def traits(tensor: Any) -> tuple:
-        return (
-            type(tensor).__name__,
-            tuple(tensor.shape),
-            tensor.dtype,
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.requires_grad,
-        )
+        layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        return type(tensor).__name__, tensor.dtype, layout, tensor.requires_grad
 
     wrong = [f"{path}: only in one of the two" for path in expected.keys() ^ found.keys()]
     both = [path for path in expected if path in found]
@@ -273,7 +269,9 @@ def _groups(by_path: dict[str, Any], paths: list[str], identity: Callable[[Any],
     return {frozenset(group) for group in groups.values()}
 
 
-def differences_in_values(expected: dict[str, Any], found: dict[str, Any], blocked: Iterable[str] = ()) -> list[str]:
+def differences_in_values(
+    expected: dict[str, Any], found: dict[str, Any], blocked: Iterable[str] = ()
+) -> list[str]:
     """The paths whose bytes differ, or that are on meta in one model only; not those under ``blocked``."""
     wrong = []
     blank = {id(found[path]) for path in blocked}
@@ -291,8 +289,6 @@ def differences_in_values(expected: dict[str, Any], found: dict[str, Any], block
 
 
 def _same_bytes(one: Any, other: Any) -> bool:
-    import torch
-
     flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*flat)
 
@@ -308,8 +304,6 @@ def _not_as_blocked(blocked: dict[str, str], expected: dict[str, Any]) -> list[s
 
 def _has_poison(tensor: Any) -> bool:
     """Whether the filling of torch's deterministic mode is in ``tensor``: NaN, the largest integer, True."""
-    import torch
-
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return bool(tensor.isnan().any())
     return bool((tensor == (True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)).any())
@@ -324,7 +318,9 @@ def different_plain_attributes(ordinary: Any, model: Any) -> list[str]:
             wrong.append(f"{path}: {type(module).__name__} is missing")
             continue
         was, now = _plain(module), _plain(ours[path])
-        wrong += [f"{path}.{name}: {was[name]}, here {now.get(name)}" for name in was if was[name] != now.get(name)]
+        wrong += [
+            f"{path}.{name}: {was[name]}, here {now.get(name)}" for name in was if was[name] != now.get(name)
+        ]
     return wrong
 
 
@@ -337,19 +333,17 @@ def _plain(module: Any) -> dict[str, Any]:
     return {name: repr(value) for name, value in vars(module).items() if plain(value)}
 
 
-def some_part(case: Case, model: Any) -> str | None:
+def some_part(name: str, model: Any) -> str | None:
     """A submodule with tensors below it, drawn by the name of the case."""
-    from metaviz.core.paths import Model
-
     above = {place.module_path for place in Model(model).places}
-    paths = sorted({".".join(path.split(".")[: n + 1]) for path in above if path for n in range(path.count(".") + 1)})
-    return random.Random(str(case)).choice(paths) if paths else None
+    paths = sorted(
+        {".".join(path.split(".")[: n + 1]) for path in above if path for n in range(path.count(".") + 1)}
+    )
+    return random.Random(name).choice(paths) if paths else None
 
 
 def part_alone(model: Any, part: str, expected: dict[str, Any]) -> Iterator[str]:
     """Materialize ``part`` alone, compare it, see that the rest stayed on meta, and unload it again."""
-    import metaviz
-
     before = {path for path, tensor in tensors(model).items() if tensor.is_meta}
     plan = metaviz.plan(model, part)
     planned = {path for planned in plan.tensors for path in (planned.path, *planned.also)}
@@ -361,12 +355,15 @@ def part_alone(model: Any, part: str, expected: dict[str, Any]) -> Iterator[str]
     inside = {path: tensor for path, tensor in expected.items() if path in filled}
     yield from differences_in_values(inside, now)
     metaviz.unload(model, part)
-    yield from (f"{path}: not unloaded" for path, tensor in tensors(model).items() if path in before and not tensor.is_meta)
+    yield from (
+        f"{path}: not unloaded"
+        for path, tensor in tensors(model).items()
+        if path in before and not tensor.is_meta
+    )
 
 
 def _child(case: Case, pipe: Any) -> None:
     """What a forked process does: bound its memory, check, answer."""
-    import torch
     import transformers
 
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))

@@ -124,9 +124,11 @@ def test_an_option_and_its_value_are_no_path(completed):
 
 
 @pytest.mark.parametrize("name", ["trainer.mean.", "model_b.mel", "trainer.missing.x", "nobody."])
-def test_no_property_runs_and_nothing_is_looked_up(completed, name):
+def test_no_property_runs_and_nothing_is_looked_up(completed, capsys, name):
     assert completed(f"%meta_tree {name}") == [f"%meta_tree {name}"]
     assert completed(f"%meta_tree {name} x") == [f"%meta_tree {name} x"]
+    # IPython writes there what a completer raises, its own included.
+    assert capsys.readouterr().err == ""
 
 
 def test_a_path_that_is_not_there_stays_as_it_is(completed):

@@ -107,6 +107,17 @@ def test_one_module_in_many_slots_folds_after_its_first():
     assert labels(nn.ModuleList([block] * 12), depth=1) == ["", "  0", "  1 … 11 ×11"]
 
 
+def test_what_could_not_be_looked_at_keeps_a_line_of_its_own():
+    class Hostile:
+        @property
+        def __dict__(self):
+            raise RuntimeError
+
+    model = nn.Module()
+    model.things = [Hostile(), Hostile()]
+    assert labels(model) == ["", "  things[0]", "  things[1]"]
+
+
 def test_a_module_with_one_tensor_shares_its_line():
     model = Holder(q=linear(bias=False), scale=Holder(gamma=weight(1)), cls=nn.Linear(1, 1, device=META))
     assert labels(model) == ["", "  q", "  scale.gamma", "  cls", "    weight", "    bias"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Callable, Iterable, Iterator
 
 import huggingface
 import pytest
+import torch
 from huggingface import MIB, Case
 from huggingface_exceptions import EXCEPTIONS
 
@@ -68,8 +70,28 @@ def test_every_head_that_this_machine_can_make_is_bit_identical_to_its_ordinary_
     assert not _unexplained(cases)
 
 
-def test_the_check_sees_a_value_that_is_wrong_in_one_bit_and_a_tie_that_is_lost():
-    torch = pytest.importorskip("torch")
+def _numbered_builds() -> Callable[[], torch.nn.Module]:
+    """A constructor that an ordinary build and ours cannot agree on: each call gives the next number."""
+    calls = itertools.count()
+
+    def make() -> torch.nn.Module:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        torch.nn.init.constant_(model[0].bias, next(calls))
+        return model
+
+    return make
+
+
+def test_the_comparison_finds_a_constructor_that_gives_other_values_each_time():
+    assert (
+        huggingface.compare(lambda: torch.nn.Sequential(torch.nn.Linear(3, 2)), "fine")["outcome"] == "same"
+    )
+    found = huggingface.compare(_numbered_builds(), "numbered")
+    assert found["outcome"] == "different"
+    assert found["differences"] == ["alone, 0.bias: other values", "0.bias: other values"]
+
+
+def test_the_comparison_finds_one_wrong_bit_and_a_lost_tie():
     ordinary, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     other.load_state_dict(ordinary.state_dict())
     expected, found = huggingface.tensors(ordinary), huggingface.tensors(other)
@@ -78,5 +100,5 @@ def test_the_check_sees_a_value_that_is_wrong_in_one_bit_and_a_tie_that_is_lost(
     found["bias"].data.view(torch.int32)[0] ^= 1
     assert huggingface.differences_in_values(expected, found) == ["bias: other values"]
     tied = {"one": expected["bias"], "two": expected["bias"]}
-    apart = {"one": expected["bias"], "two": expected["bias"].clone().detach().requires_grad_()}
+    apart = {"one": expected["bias"], "two": expected["bias"].detach().clone().requires_grad_()}
     assert huggingface.differences_in_shape(tied, apart)

@@ -102,6 +102,15 @@ def test_the_traceback_of_a_failing_constructor_shows_its_own_lines_only(shell):
     assert "line 7, in Broken.__init__(self)" in shell("%tb").out
 
 
+def test_the_cause_of_an_error_shows_the_lines_of_the_cell_only(shell):
+    failing = "torch.ones(2, 3) @ torch.ones(4, 5)"
+    ran = shell(
+        f"%%meta_build\ntry:\n    {failing}\nexcept RuntimeError as e:\n    raise ValueError('odd') from e"
+    )
+    assert "line 3" in ran.out and "line 5" in ran.out and "ValueError: odd" in ran.out
+    assert "File" not in ran.out
+
+
 def test_the_traceback_is_the_one_of_the_same_cell_without_the_magic(shell):
     magic = shell(f"%%meta_build\n{BOTH}").out
     plain = shell(f"# %%meta_build\n{BOTH}").out
@@ -462,7 +471,10 @@ def test_each_magic_has_a_help_page(built):
 def registered(shell) -> dict[str, object]:
     """All that a shell holds of ours, by where it is."""
     ip = shell.ip
-    ours = lambda thing: "metaviz" in (type(thing).__module__ + str(getattr(thing, "__module__", "")))  # noqa: E731
+
+    def ours(thing: object) -> bool:
+        return "metaviz" in type(thing).__module__ + str(getattr(thing, "__module__", ""))
+
     return {
         "magics": [n for table in ip.magics_manager.magics.values() for n, f in table.items() if ours(f)],
         "registry": [n for n in ip.magics_manager.registry if "etaviz" in n],

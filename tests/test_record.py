@@ -211,6 +211,7 @@ def test_the_limit_counts_all_that_has_to_be_computed_and_can_be_raised():
         lambda: torch.zeros(3, device="meta").tolist(),
         lambda: nn.Linear(2, 2).load_state_dict({}),
         lambda: nn.Linear(2, 2).weight.add_(1),
+        lambda: nn.Linear(2, 2).weight.numpy(),
         lambda: nn.Parameter(torch.tensor(1)),
         lambda: torch.nn.init.normal_(torch.empty(2), std=-1.0),
         lambda: torch.ones(3)[5],

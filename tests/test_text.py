@@ -25,9 +25,11 @@ from trees import (
     yes,
 )
 
+import metaviz
 from metaviz.core import units
 from metaviz.core.fold import outline
 from metaviz.views import lines
+from metaviz.views.html import html
 from metaviz.views.lines import clean, next_step
 from metaviz.views.text import WIDTH, text
 
@@ -142,6 +144,32 @@ def test_a_module_that_counts_more_by_path_says_so():
     assert "└─ stack  Holder  42 by path  " in picture
 
 
+def test_a_long_class_gives_way_before_a_name_or_a_note():
+    named = type("AClassOfWhichTheNameIsLongerThanAnyLineHasRoomForAndThenSome", (Holder,), {})
+    embed = weight(4, 4)
+    picture = shown(Holder(embed=embed, output_projection=named(weight=embed)))
+    (line,) = [line for line in picture.splitlines() if "output_projection" in line]
+    assert line.startswith("└─ output_projection  AClass")
+    assert "e  = embed  " in line
+    assert columns(line) <= WIDTH
+
+
+def test_a_chain_of_hundreds_of_modules_is_cut_where_rails_would_fill_the_line():
+    model = linear()
+    for _ in range(400):
+        model = nn.Sequential(model)
+    picture = shown(model).splitlines()
+    assert picture[13].lstrip().startswith("└─ 0  Sequential  …")
+    assert len(picture) == 19
+
+
+def test_what_blocks_share_with_a_tensor_outside_is_not_summed():
+    shared = weight(3)
+    model = Holder(shared=shared, layers=nn.ModuleList(Holder(w=shared, x=weight(1)) for _ in range(4)))
+    (line,) = [line for line in shown(model).splitlines() if "layers" in line]
+    assert line.split()[-8:] == ["4", "×", "16", "B", "float32", "meta", "○", "ready"]
+
+
 def test_the_next_step_for_a_large_model_is_one_block():
     with META:
         model = Holder(layers=nn.ModuleList(nn.Linear(8192, 8192, bias=False) for _ in range(8)))
@@ -167,6 +195,13 @@ def test_clean_spells_out_what_a_terminal_would_obey():
     assert clean("plain name") == "plain name"
     assert clean("a\nb\x1b[0m\u202e\u200f") == r"a\nb\x1b[0m\u202e\u200f"
     assert clean("x" * 1000) == "x" * 80 + "…" + "x" * 40
+
+
+def test_a_tree_shows_itself_as_text_and_as_html():
+    tree = metaviz.tree(linear())
+    assert repr(tree) == text(tree) == tree.text()
+    assert tree._repr_html_() == html(tree) == tree.html()
+    assert tree.text(depth=0).splitlines()[1].startswith("Linear  …")
 
 
 def test_the_examples_in_the_docstrings_hold():

@@ -1,10 +1,8 @@
 """The rows of a model in columns: what `walk` writes and what everything about a tree is read from.
 
-Rows are numbered in the order of the walk: a module, its parameters, buffers and attributes, then its
-    children.
-What rows that look alike have in common is one `Form`, made once: the 10,240 experts of a mixture cost a
-    name and
-a few references each.
+Rows are numbered in the order of the walk: a module, its parameters, buffers and attributes, then its children.
+What rows that look alike have in common is one `Form`, made once: each of the 10,240 experts of a mixture costs
+a name and a few references.
 """
 
 from __future__ import annotations

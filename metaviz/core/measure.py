@@ -1,8 +1,7 @@
 """What can be said about a tensor without touching its values: shape, dtype, device, bytes, storage.
 
-The bytes of a tensor are never more than its storage holds: an expanded buffer counts what is there. A
-    wrapper such as
-DTensor counts what this process holds of it.
+The bytes of a tensor are never more than its storage holds: an expanded buffer counts what is there. A wrapper
+such as DTensor counts what this process holds of it.
 """
 
 from __future__ import annotations

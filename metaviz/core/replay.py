@@ -163,7 +163,7 @@ def _by_chain(tape: Tape, ops: list[int]) -> list[int]:
 
     def chain(storage: int) -> int:
         while (above := leads.setdefault(storage, storage)) != storage:
-            storage = leads[storage] = leads[above]
+            leads[storage] = storage = leads[above]
         return storage
 
     for k in ops:

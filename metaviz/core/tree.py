@@ -14,6 +14,7 @@ from torch import nn
 
 from metaviz.core import reasons
 from metaviz.core.columns import Columns
+from metaviz.core.sources import replay_answer
 from metaviz.core.walk import walk
 from metaviz.errors import UnknownPath
 
@@ -90,7 +91,7 @@ class Totals(NamedTuple):
     stale: int
 
 
-def tree(model: nn.Module, *, answer: Callable | None = None) -> ModuleTree:
+def tree(model: nn.Module, *, answer: Callable[..., Any] = replay_answer) -> ModuleTree:
     """Look at a model: every module and tensor, where it lives, and whether it can be given values.
 
     Nothing is moved, no forward runs, no value is read, no generator is drawn from.
@@ -112,8 +113,6 @@ def tree(model: nn.Module, *, answer: Callable | None = None) -> ModuleTree:
             f"tree() looks at a torch.nn.Module, and {type(model).__name__} is none. "
             "Pass the model itself: metaviz.tree(model)"
         )
-    if answer is None:
-        from metaviz.core.sources import replay_answer as answer
     return ModuleTree(walk(model, answer))
 
 
@@ -121,8 +120,7 @@ class ModuleTree:
     """The modules and tensors of a model, or of one of its parts.
 
     Iterate for rows, index by path for a part: `tree["layers.3"]`, `tree["layers.3"]["mlp"]`. A part keeps
-        the paths
-    of the whole model, so that they can be handed to `materialize`.
+    the paths of the whole model, so that they can be handed to `materialize`.
     """
 
     #: Draws a tree: `drawn(tree, how, **options)`. Core does not know its views, so `metaviz` sets it.

@@ -32,7 +32,7 @@ def matcher(shell: Any, magics: Mapping[str, Callable]) -> Callable | None:
     if not hasattr(completer, "context_matcher"):
         return None
 
-    @completer.context_matcher(identifier="metaviz", priority=1000)
+    @completer.context_matcher(identifier="metaviz")
     def metaviz_matcher(context: completer.CompletionContext) -> completer.SimpleMatcherResult:
         found = _LINE.match(context.text_until_cursor)
         magic = magics.get(found["magic"]) if found else None

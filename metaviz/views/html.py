@@ -1,8 +1,7 @@
 """A tree as static HTML: nested `<details>`, no scripts, the same words as the text view.
 
-The markup reads well without its style sheet, which GitHub and untrusted notebooks drop: names are
-    `<code>`, classes
-`<em>`, levels are nested lists, cells are set apart by dots that the style sheet hides.
+The markup reads well without its style sheet, which some places that show notebooks drop: names are `<code>`,
+classes `<em>`, levels are nested lists, and cells are set apart by dots that the style sheet hides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a look costs, next to what torch itself needs to print and walk a model. Run by hand:
+"""What a look costs, next to what torch itself needs to print and walk a model. Run by hand, from the checkout:
 
-python tests/benchmarks/tree_views.py [layers] [experts]
+PYTHONPATH=.:tests python tests/benchmarks/tree_views.py [layers experts]
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ import gc
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 import torch
+from trees import mixture, yes
 
 import metaviz
+from metaviz.core.sources import replay_answer
 from metaviz.core.tree import tree
 from metaviz.core.units import format_bytes, format_seconds
 from metaviz.views.html import html
 from metaviz.views.text import text
-from trees import mixture, yes
 
 ROUNDS = 7
 
@@ -45,9 +43,9 @@ def main() -> None:
     """Print the ratios for a mixture of experts, unrecorded and recorded."""
     layers, experts = map(int, sys.argv[1:3] or (80, 128))
     for name, model, answer in (
-        ("not recorded", mixture(layers, experts), None),
+        ("not recorded", mixture(layers, experts), replay_answer),
         ("any answer", mixture(layers, experts), yes),
-        ("recorded", metaviz.build(mixture, layers, experts, torch.device("cpu")), None),
+        ("recorded", metaviz.build(mixture, layers, experts, torch.device("cpu")), replay_answer),
     ):
         modules = sum(1 for _ in model.modules())
         printed = cost(lambda model=model: repr(model))
