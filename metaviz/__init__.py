@@ -5,7 +5,6 @@ from metaviz.core.plan import Plan, plan
 from metaviz.core.record import build, recording
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.errors import MetavizError
-from metaviz.views import draw
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,8 +20,15 @@ __all__ = [
     "unload",
 ]
 
+
+def _draw(tree, how, **options):
+    from metaviz.views import draw
+
+    return draw(tree, how, **options)
+
+
 # Core does not know its views.
-ModuleTree.drawn = staticmethod(draw)
+ModuleTree.drawn = staticmethod(_draw)
 
 
 def load_ipython_extension(ipython):

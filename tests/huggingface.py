@@ -122,23 +122,28 @@ def _smaller(name: str, value: int, step: int) -> int:
 
 
 def shrunk(config: Any, step: int) -> Any:
-    """``config`` made anew with fewer layers (step 1), words (2), experts (3), narrower inside (4) and all over (5, 6)."""
+    """``config`` with fewer layers (from step 1), words (2), experts (3), narrower inside (4) and all over (5, 6)."""
     cls = type(config)
     now, fresh = vars(config), vars(cls())
     layers = now.get("num_hidden_layers")
-    changes = {name: now[name] for name in now.keys() - fresh.keys()}
-    for name in (field.name for field in dataclasses.fields(cls) if field.name in now):
+    names = [field.name for field in dataclasses.fields(cls) if field.name in now]
+    names += [name for name in now if name not in fresh]
+    changes = {}
+    for name in names:
         value = now[name]
+        if name.startswith("_"):
+            continue
         if dataclasses.is_dataclass(value) and hasattr(value, "model_type"):
-            value = shrunk(value, step)
-        elif type(value) is int:
+            changes[name] = shrunk(value, step)
+            continue
+        if type(value) is int:
             value = _smaller(name, value, step)
         elif isinstance(value, list | tuple) and name.endswith("depths"):
             value = type(value)(min(n, 2) for n in value)
+        elif isinstance(value, list | tuple) and len(value) == layers and value != fresh.get(name):
+            value = value[:2]
         if value != fresh.get(name):
-            # A list with one entry per layer, that is not what the class itself makes for the new number of layers.
-            per_layer = isinstance(value, list | tuple) and len(value) == layers
-            changes[name.removeprefix("_")] = value[:2] if per_layer and step >= 1 else value
+            changes[name] = value
     return cls(**changes)
 
 

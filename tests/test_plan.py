@@ -183,7 +183,9 @@ def test_seventy_billion_parameters_are_refused_at_once(needs):
         tie_word_embeddings=False,
     )
     model = metaviz.build(transformers.LlamaForCausalLM, config)
-    assert metaviz.plan(model).nbytes == 4 * 70_553_706_496 + 2 * 4 * 64
+    parameters = 4 * 70_553_706_496
+    # The frequencies of the rotary embedding are buffers.
+    assert metaviz.plan(model).nbytes - parameters in (4 * 64, 2 * 4 * 64)
     with (
         peak_of_allocations() as peak,
         pytest.raises(NotEnoughMemory, match=r"takes 263 GiB on cpu, and .* are free"),

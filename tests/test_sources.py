@@ -110,6 +110,30 @@ def test_a_tensor_cast_by_the_argument_keeps_its_dtype_when_it_is_unloaded_and_c
     assert torch.equal(model.norm.weight, ordinary.norm.weight)
 
 
+def test_keyed_draws_are_the_same_for_any_selection_and_depend_on_the_seed():
+    whole, ordinary = both()
+    part, _ = both()
+    metaviz.materialize(whole, rng="keyed")
+    metaviz.materialize(part, "noise", rng="keyed")
+    assert torch.equal(whole.noise, part.noise)
+    assert not torch.equal(whole.noise, ordinary.noise)
+    metaviz.unload(part)
+    metaviz.materialize(part, "noise")
+    assert torch.equal(part.noise, ordinary.noise)
+    torch.manual_seed(SEED + 1)
+    other = metaviz.build(Net)
+    metaviz.materialize(other, rng="keyed")
+    assert not torch.equal(whole.noise, other.noise)
+
+
+def test_draws_of_the_device_come_from_its_global_generator():
+    model, _ = both()
+    torch.manual_seed(1)
+    metaviz.materialize(model, "noise", rng="device")
+    torch.manual_seed(1)
+    assert torch.equal(model.noise, torch.rand(20))
+
+
 class Layouts(nn.Module):
     def __init__(self):
         super().__init__()

@@ -197,9 +197,10 @@ _READERS = [Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__,
 def _read(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     real = _real(recorder, func, args[0])
     if real is not args[0]:
-        # Some of these refuse what requires gradients.
         real.requires_grad_(args[0].requires_grad)
-    with plain_torch():
+    # Some of these refuse what requires gradients, unless there are none to be had.
+    grad = torch.is_grad_enabled()
+    with plain_torch(), torch.set_grad_enabled(grad):
         return func(real, *args[1:], **kwargs)
 
 

@@ -109,6 +109,7 @@ class Fill:
     exact: bool
     dtype: torch.dtype
     tensors: list[torch.Tensor]
+    reasons: list[str]
 
     @property
     def nbytes(self) -> int:
@@ -282,7 +283,9 @@ def _add(fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], w
     dtype = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
     exact = origin.exact and dtype == origin.window.dtype
     key = (id(origin.tape), origin.window.storage) if exact else id(tensor)
-    fills.setdefault(key, Fill(origin.tape, origin.window, exact, dtype, [])).tensors.append(tensor)
+    fill = fills.setdefault(key, Fill(origin.tape, origin.window, exact, dtype, [], []))
+    fill.tensors.append(tensor)
+    fill.reasons.append(answer.reason)
 
 
 def _pull_in(fills: dict[Any, Fill], blocked: dict[str, str], by_tensor: dict[int, list[Place]]) -> tuple[str, ...]:
@@ -300,6 +303,7 @@ def _pull_in(fills: dict[Any, Fill], blocked: dict[str, str], by_tensor: dict[in
             continue
         if owner is not None:
             owner.tensors.append(tensor)
+            owner.reasons.append(_answer(places[0]).reason)
             found.append(places[0].path)
     return tuple(found)
 
@@ -328,10 +332,8 @@ def _peak(fills: list[Fill], target: torch.device, rng: str) -> dict[torch.devic
 def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[PlannedTensor]:
     for fill in fills:
         nbytes = fill.nbytes
-        for tensor in fill.tensors:
-            places = by_tensor[id(tensor)]
-            answer = _answer(places[0])
-            also = tuple(place.path for place in places[1:])
-            yield PlannedTensor(places[0].path, also, tuple(tensor.shape), fill.dtype, nbytes, "replay", answer.reason)
+        for tensor, reason in zip(fill.tensors, fill.reasons, strict=True):
+            path, *also = (place.path for place in by_tensor[id(tensor)])
+            yield PlannedTensor(path, tuple(also), tuple(tensor.shape), fill.dtype, nbytes, "replay", reason)
             nbytes = 0
 
