@@ -201,7 +201,7 @@ def compare(make: Callable[[], Any], name: str) -> dict[str, Any]:
     if error or our_error:
         return {**found, "outcome": "different", "differences": [f"ordinary: {error}; metaviz: {our_error}"]}
     expected = tensors(ordinary)
-    wrong = differences_in_shape(expected, tensors(model)) + different_plain_attributes(ordinary, model)
+    wrong = differences_in_shape(expected, tensors(model)) + different_attributes(ordinary, model)
     try:
         blocked = metaviz.plan(model).blocked
         wrong += _not_as_blocked(blocked, expected)
@@ -299,52 +299,44 @@ def _same_bytes(one: Any, other: Any) -> bool:
 
 
 def _not_as_blocked(blocked: dict[str, str], expected: dict[str, Any]) -> list[str]:
-    """Blocked must be just what an ordinary build leaves uninitialized: there the poison is."""
+    """Blocked must be what an ordinary build leaves uninitialized: there the filling of torch's deterministic mode is."""
+
+    def filled(tensor: Any) -> bool:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            return bool(tensor.isnan().any())
+        return bool((tensor == (True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)).any())
+
     return [
-        f"{path}: blocked ({reason}), but an ordinary build gives it values"
-        for path, reason in blocked.items()
-        if not _has_poison(expected[path]) or "ninitialized" not in reason
+        f"{path}: blocked, but an ordinary build fills it" for path in blocked if not filled(expected[path])
     ]
 
 
-def _has_poison(tensor: Any) -> bool:
-    """Whether the filling of torch's deterministic mode is in ``tensor``: NaN, the largest integer, True."""
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return bool(tensor.isnan().any())
-    return bool((tensor == (True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)).any())
-
-
-def different_plain_attributes(ordinary: Any, model: Any) -> list[str]:
+def different_attributes(ordinary: Any, model: Any) -> list[str]:
     """The attributes of modules that are numbers, words or truth values and differ: values read while building."""
-    ours = dict(model.named_modules())
-    wrong = []
-    for path, module in ordinary.named_modules():
-        if path not in ours or type(ours[path]).__name__ != type(module).__name__:
-            wrong.append(f"{path}: {type(module).__name__} is missing")
-            continue
-        was, now = _plain(module), _plain(ours[path])
-        wrong += [
-            f"{path}.{name}: {was[name]}, here {now.get(name)}" for name in was if was[name] != now.get(name)
-        ]
-    return wrong
+    was, now = _plain_attributes(ordinary), _plain_attributes(model)
+    differ = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    return [f"{name}: {was.get(name)}, here {now.get(name)}" for name in differ]
 
 
-def _plain(module: Any) -> dict[str, Any]:
+def _plain_attributes(model: Any) -> dict[str, str]:
     def plain(value: Any) -> bool:
-        if type(value) in (list, tuple):
-            return all(map(plain, value))
-        return type(value) in (int, float, str, bool)
+        return (
+            all(map(plain, value)) if type(value) in (list, tuple) else type(value) in (int, float, str, bool)
+        )
 
-    return {name: repr(value) for name, value in vars(module).items() if plain(value)}
+    return {
+        f"{path}.{name}": repr(value)
+        for path, module in model.named_modules()
+        for name, value in (("class", type(module).__name__), *vars(module).items())
+        if plain(value)
+    }
 
 
 def some_part(name: str, model: Any) -> str | None:
     """A submodule with tensors below it, drawn by the name of the case."""
     above = {place.module_path for place in Model(model).places}
-    paths = sorted(
-        {".".join(path.split(".")[: n + 1]) for path in above if path for n in range(path.count(".") + 1)}
-    )
-    return random.Random(name).choice(paths) if paths else None
+    paths = {".".join(path.split(".")[: n + 1]) for path in above if path for n in range(path.count(".") + 1)}
+    return random.Random(name).choice(sorted(paths)) if paths else None
 
 
 def part_alone(model: Any, part: str, expected: dict[str, Any]) -> Iterator[str]:

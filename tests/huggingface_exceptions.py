@@ -64,7 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "muse_spark_audio": _TWO_STAGES,
     "nemotron": {"num_key_value_heads": 8},
     "omdet-turbo": {"backbone_config": {"model_type": "swin", "out_features": _STAGES}},
-    "qwen3_omni_moe": {"talker_config": {"text_config": _SHARED}},
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2, "text_config": _SHARED}},
     "qwen3_omni_moe_talker_text": _SHARED,
     "t5gemma2_decoder": _DROPOUT,
     "t5gemma2_encoder": {"text_config": _DROPOUT},

@@ -231,15 +231,21 @@ def test_no_memory_at_any_call_into_c_changes_nothing(step, ordinary):
     assert values_of(model) == ordinary
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 17])
-@pytest.mark.parametrize("files", ["apply.py", ""])
-def test_ctrl_c_at_any_line_is_all_or_nothing(files, step, ordinary):
+LINES = [("apply.py", 17), ("rng.py", 5), ("", 137)]
+ALL_LINES = [
+    pytest.param(file, step, marks=pytest.mark.slow)
+    for file, step in (("apply.py", 1), ("rng.py", 1), ("", 8))
+]
+
+
+@pytest.mark.parametrize(("file", "step"), LINES + ALL_LINES)
+def test_ctrl_c_at_any_line_is_all_or_nothing(file, step, ordinary):
     """A real SIGINT at each line that runs: it stops all, or it comes when all is done."""
     late = 0
-    for n in itertools.count(step=step if files else 8 * step):
+    for n in itertools.count(step=step):
         model = built()
         before, state = Picture(model), process()
-        fault = Fault("line", lambda f, _: f.f_code.co_filename.endswith(files), interrupt, n)
+        fault = Fault("line", lambda f, _: f.f_code.co_filename.endswith(file), interrupt, n)
         error = fault.during(metaviz.materialize, model)
         assert process() == state
         if not fault.reached:

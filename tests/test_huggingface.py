@@ -12,9 +12,18 @@ import torch
 from huggingface import MIB, Case
 from huggingface_exceptions import EXCEPTIONS
 
-# Small enough for every change; each line is one kind of model.
-FEW = ["bert", "gpt2", "llama", "gemma3_text", "deberta-v2", "xlnet", "bloom", "reformer", "modernbert", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "mamba", "mamba2", "jamba", "rwkv", "recurrent_gemma", "t5", "bart", "switch_transformers", "vit", "swin", "convnext", "resnet", "dinov2", "segformer", "sam", "wav2vec2", "whisper", "encodec", "mimi", "audio-spectrogram-transformer", "deformable_detr", "rt_detr", "owlvit", "clip", "llava", "blip-2", "patchtst"]
-FEW_CASES = [Case(model_type, limit_nbytes=16 * MIB) for model_type in FEW]
+# Small enough for every change.
+FEW = {
+    "text": "bert gpt2 llama gemma3_text deberta-v2 xlnet bloom reformer modernbert",
+    "mixture of experts": "mixtral qwen3_moe deepseek_v3 gpt_oss",
+    "state space": "mamba mamba2 jamba rwkv recurrent_gemma",
+    "encoder and decoder": "t5 bart switch_transformers",
+    "vision": "vit swin convnext resnet dinov2 segformer sam",
+    "audio": "wav2vec2 whisper encodec mimi audio-spectrogram-transformer",
+    "detection": "deformable_detr rt_detr owlvit",
+    "several modes, series": "clip llava blip-2 patchtst",
+}
+FEW_CASES = [Case(name, limit_nbytes=16 * MIB) for names in FEW.values() for name in names.split()]
 
 
 @pytest.fixture(scope="module")

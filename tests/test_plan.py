@@ -274,6 +274,16 @@ def test_the_peak_is_exact_where_tensors_are_filled_in_place():
     assert plan.peak_nbytes == {CPU: plan.nbytes} == {CPU: 8 * 4 * (512 * 512 + 512)}
 
 
+def test_a_cast_at_the_end_of_a_constructor_needs_room_for_one_tensor_in_both_dtypes():
+    model = metaviz.build(lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).half())
+    plan = metaviz.plan(model)
+    assert plan.nbytes == 8 * 2 * (512 * 512 + 512)
+    assert plan.peak_nbytes[CPU] <= plan.nbytes + 4 * 512 * 512
+    with peak_of_allocations() as peak:
+        metaviz.materialize(model)
+    assert peak[0] <= plan.peak_nbytes[CPU] + MiB // 4
+
+
 def test_progress_rises_to_the_bytes_of_the_plan_and_names_each_tensor():
     model = metaviz.build(Net)
     calls = []

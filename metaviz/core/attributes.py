@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-# What every module has: its registries and hooks. Hook closures are not looked into.
+# What every module has: its registries and hooks. Only the hooks can hold a tensor that is not registered.
 STANDARD = frozenset(vars(nn.Module()))
+HOOKS = frozenset(name for name in STANDARD if name.endswith("_hooks"))
 # Values that cannot hold a tensor, named so that the common case costs one set lookup.
 _NUMBERS = (int, float, bool, str, bytes, complex, type(None), range, slice)
-_CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 ATOMS = frozenset((*_NUMBERS, *_CODE, types.GeneratorType, torch.dtype, torch.device, torch.Size))
 MAX_DEPTH = 16
 MAX_ENTRIES = 100_000
@@ -149,7 +150,11 @@ def registered_ids(root: nn.Module) -> set[int]:
 
 def suspects(space: dict[str, Any]) -> list[str]:
     """The names in a module's `__dict__` whose values could hold a tensor; most modules have none."""
-    return [name for name in space if name not in STANDARD and type(space[name]) not in ATOMS]
+    return [
+        name
+        for name in space
+        if (name not in STANDARD or (name in HOOKS and space[name])) and type(space[name]) not in ATOMS
+    ]
 
 
 class Scanner:
@@ -268,6 +273,23 @@ def _open_partial(value: functools.partial) -> Entries:
         yield f".keywords[{name!r}]", child, _item(value.keywords, name)
 
 
+def _open_function(value: types.FunctionType) -> Entries:
+    if str(value.__module__).partition(".")[0] in _CLOSED:
+        return
+    for index, cell in enumerate(value.__closure__ or ()):
+        try:
+            child = cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
+        yield f".__closure__[{index}].cell_contents", child, functools.partial(setattr, cell, "cell_contents")
+    for index, child in enumerate(value.__defaults__ or ()):
+        yield f".__defaults__[{index}]", child, None
+
+
+def _open_method(value: types.MethodType) -> Entries:
+    yield ".__self__", value.__self__, None
+
+
 def _open_object(value: Any) -> Entries:
     cls = type(value)
     params = type.__getattribute__(cls, "__dict__").get("__dataclass_params__")
@@ -311,6 +333,8 @@ _OPENERS: tuple[tuple[type | tuple[type, ...], Callable], ...] = (
     (tuple, _open_tuple),
     ((set, frozenset), _open_set),
     (functools.partial, _open_partial),
+    (types.FunctionType, _open_function),
+    (types.MethodType, _open_method),
 )
 # Objects of these packages lead to the whole process (loggers, threads, trainers), not to a module's tensors.
 _CLOSED = sys.stdlib_module_names | {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "IPython"}
