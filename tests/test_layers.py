@@ -196,12 +196,14 @@ def test_a_print_would_be_found(source):
 
 
 def too_long(path: str, source: str) -> list[str]:
-    """Files of over 400 lines and functions of over 50, with their lengths."""
+    """Files of over 400 lines and functions of over 50, docstrings apart, with their lengths."""
     lines = source.count("\n")
     faults = [f"{path}: {lines} lines"] if lines > 400 else []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node):
+                length -= node.body[0].end_lineno - node.body[0].lineno + 1
             if length > 50:
                 faults.append(f"{path}: {node.name} has {length} lines")
     return faults
@@ -216,6 +218,8 @@ def test_a_long_file_and_a_long_function_would_be_found():
     assert too_long("a.py", "x = 1\n" * 401) == ["a.py: 401 lines"]
     assert too_long("a.py", "def f():\n" + "    x = 1\n" * 49) == []
     assert too_long("a.py", "def f():\n" + "    x = 1\n" * 50) == ["a.py: f has 51 lines"]
+    told = '    """Words.\n\n    More words.\n    """\n'
+    assert too_long("a.py", "def f():\n" + told + "    x = 1\n" * 50) == ["a.py: f has 51 lines"]
 
 
 def ruff(*arguments: str, source: str | None = None) -> subprocess.CompletedProcess[str]:

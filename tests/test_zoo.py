@@ -199,6 +199,13 @@ def test_plain_attributes_become_real():
     assert real(zoo.FreqsCis).freqs_cis.abs().allclose(torch.ones(4, 3))
 
 
+def test_what_functions_and_hooks_hold_becomes_real():
+    ordinary, model = zoo.pair(zoo.HeldByFunctions)
+    metaviz.materialize(model)
+    for call in (lambda m: m.scaled(torch.ones(3)), lambda m: m.body(torch.ones(3))):
+        assert torch.equal(call(ordinary), call(model))
+
+
 def test_lazy_parts_stay_lazy_and_work_after_their_first_forward():
     model = real(zoo.LazyOut)
     assert zoo.is_lazy(model.stack[0].weight) and not model.stack[0].weight.is_meta

@@ -7,9 +7,9 @@ build with another one, bit for bit, in every slot.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import math
+import types
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -121,23 +121,20 @@ def holding(**held: object) -> nn.Module:
 
 class TiedHead(Trap):
     def make(self):
-        self.embedding = nn.Embedding(7, 5)
-        self.head = nn.Linear(5, 7, bias=False)
+        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 7, bias=False)
         self.head.weight = self.embedding.weight
 
 
 class TiedBeforeInit(Trap):
     def make(self):
-        self.embedding = nn.Embedding(7, 5)
-        self.head = nn.Linear(5, 7, bias=False)
+        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 7, bias=False)
         self.head.weight = self.embedding.weight
         nn.init.normal_(self.head.weight, std=0.02)
 
 
 class TiedAfterInit(Trap):
     def make(self):
-        self.embedding = nn.Embedding(7, 5)
-        self.head = nn.Linear(5, 7, bias=False)
+        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 7, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
         self.head.weight = self.embedding.weight
 
@@ -193,12 +190,14 @@ class Hidden(Trap):
         self.layers = [nn.Linear(2, 2)]
         self.table = {"weight": nn.Parameter(torch.randn(3)), "deep": [{"x": (torch.rand(2),)}]}
         self.partial = functools.partial(F.linear, weight=torch.randn(2, 2))
-        self.record = Record(torch.rand(3))
+        self.record = types.SimpleNamespace(values=torch.rand(3))
 
 
-@dataclasses.dataclass
-class Record:
-    values: torch.Tensor
+class HeldByFunctions(Trap):
+    def make(self):
+        self.body, scale = nn.Linear(3, 3), torch.rand(3)
+        self.scaled = lambda x: x * scale
+        self.body.register_forward_hook(lambda module, inputs, output, by=torch.rand(3): output * by)
 
 
 class FreqsCis(Trap):
@@ -393,8 +392,7 @@ class Trained(Trap):
 
 class Tagged(Trap):
     def make(self):
-        class Shard(nn.Parameter):
-            pass
+        class Shard(nn.Parameter): ...
 
         self.weight = Shard(torch.rand(3))
         self.weight.parallel = True

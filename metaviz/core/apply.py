@@ -224,7 +224,10 @@ def _fill_aside(work: Work, rng: str, progress: Progress) -> list[tuple[torch.Te
         for number, memory in replay(fills[0].tape, waiting, draws):
             for fill in waiting[number]:
                 new = _filled(fill, memory, device)
-                filled += [(old, _dressed_as(old, tensor), fill) for old, tensor in zip(fill.tensors, new, strict=True)]
+                filled += [
+                    (old, _dressed_as(old, tensor), fill)
+                    for old, tensor in zip(fill.tensors, new, strict=True)
+                ]
                 done += fill.nbytes
                 progress(done, total, work.places[id(fill.tensors[0])][0].path)
             del memory
@@ -247,7 +250,9 @@ def _cast(fill: Fill, memory: torch.UntypedStorage, like: torch.Tensor, device: 
         return new.copy_(source.on(memory))
     # Elements may share memory (expand), and then they do so still: cast the memory, not the elements.
     start, stop = source.extent()
-    whole = Window(source.storage, source.dtype, ((stop - start) // source.dtype.itemsize,), (1,), source.offset)
+    whole = Window(
+        source.storage, source.dtype, ((stop - start) // source.dtype.itemsize,), (1,), source.offset
+    )
     cast = whole.on(memory).to(device=device, dtype=fill.dtype, copy=True)
     return source._replace(dtype=fill.dtype, offset=0).on(cast.untyped_storage())
 
@@ -349,7 +354,9 @@ def _unloadable(
             lost[by_tensor[identity][0].path] = "it has a gradient"
     if lost:
         path, reason = next(iter(lost.items()))
-        forced = "" if reason.startswith("metaviz") else " Or lose them: metaviz.unload(model, paths, force=True)"
+        forced = (
+            "" if reason.startswith("metaviz") else " Or lose them: metaviz.unload(model, paths, force=True)"
+        )
         raise WouldLoseValues(
             f"Unloading would lose values of {len(lost)} of {len(chosen)} chosen tensors: {some(lost)}. "
             f"{path}: {reason}. Nothing was changed. Choose other parts, or save them first: "
@@ -358,7 +365,9 @@ def _unloadable(
     return [(tensor, was(tensor)) for tensor in chosen.values()]
 
 
-def _on_meta(tensor: torch.Tensor, tag: Tag, blank: dict[tuple[int, int], torch.UntypedStorage]) -> torch.Tensor:
+def _on_meta(
+    tensor: torch.Tensor, tag: Tag, blank: dict[tuple[int, int], torch.UntypedStorage]
+) -> torch.Tensor:
     """``tensor`` as it was before it was materialized: on meta, known to its tape."""
     if tag.source is not None:
         new = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

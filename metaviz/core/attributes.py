@@ -184,7 +184,7 @@ class Scanner:
             if issubclass(type(value), torch.Tensor):
                 yield Slot(name, "attribute", value, put, reference=id(value) in self._registered())
                 continue
-            opener = self._opener(type(value))
+            opener = _open_hooks if name in HOOKS else self._opener(type(value))
             if opener is None or id(value) in self._seen:
                 continue
             if opener is _open_module and id(value) in self._registered():
@@ -241,6 +241,12 @@ def _open_module(module: nn.Module) -> Entries:
 def _open_dict(value: dict) -> Entries:
     for index, (key, child) in enumerate(_possible(dict.items(value), dict.__len__(value))):
         yield f"[{_key(key, index)}]", child, _item(value, key)
+
+
+def _open_hooks(value: dict) -> Entries:
+    # Their keys count all hooks of the process: a place in the order is the same in every build.
+    for index, (key, hook) in enumerate(dict.items(value)):
+        yield f"[{index}]", hook, _item(value, key)
 
 
 def _open_list(value: list | deque) -> Entries:

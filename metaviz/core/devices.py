@@ -27,13 +27,17 @@ def resolve(device: Any) -> torch.device:
         UnknownDevice: It is not a device, holds no values (meta), or this machine does not have it.
     """
     known = names()
-    advice = f"This machine has: {', '.join(known)}. Next: metaviz.materialize(model, paths, device={known[-1]!r})"
+    advice = (
+        f"This machine has: {', '.join(known)}. Next: metaviz.materialize(model, paths, device={known[-1]!r})"
+    )
     try:
         found = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError, ValueError):
         raise UnknownDevice(f"{device!r} is not a device. {advice}") from None
     if found.type == "meta":
-        raise UnknownDevice(f"The meta device holds no values, so nothing can be materialized there. {advice}")
+        raise UnknownDevice(
+            f"The meta device holds no values, so nothing can be materialized there. {advice}"
+        )
     wanted = str(found) if found.type == "cpu" or found.index is not None else f"{found.type}:0"
     if wanted not in known and found != torch.device("cpu", 0):
         raise UnknownDevice(f"There is no device {device!r} here. {advice}")

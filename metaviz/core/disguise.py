@@ -146,7 +146,9 @@ def _parse_to(args: tuple, kwargs: dict) -> tuple[Any, torch.dtype | None, bool]
     return device, dtype, rest[1] if len(rest) > 1 else kwargs.get("copy", False)
 
 
-_MOVES = [getattr(Tensor, name) for name in ("cpu", "cuda", "xpu", "ipu", "hpu", "mtia") if hasattr(Tensor, name)]
+_MOVES = [
+    getattr(Tensor, name) for name in ("cpu", "cuda", "xpu", "ipu", "hpu", "mtia") if hasattr(Tensor, name)
+]
 
 
 @_handles(*_MOVES, Tensor.pin_memory, Tensor.share_memory_)
@@ -172,7 +174,10 @@ def _bring_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Ten
     args, kwargs = map_tensors((args, kwargs), functools.partial(_real, recorder, func))
     with plain_torch():
         real = func(*args, **kwargs)
-    return recorder.twin(real).requires_grad_(real.requires_grad)
+    twin = recorder.twin(real).requires_grad_(real.requires_grad)
+    if func is not torch.tensor and type(data).__name__ == "ndarray":
+        recorder.share(twin, real, data)
+    return twin
 
 
 @_handles(Tensor.new_tensor, Tensor.new)
@@ -201,7 +206,10 @@ def _read(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     # Some of these refuse what requires gradients, unless there are none to be had.
     grad = torch.is_grad_enabled()
     with plain_torch(), torch.set_grad_enabled(grad):
-        return func(real, *args[1:], **kwargs)
+        result = func(real, *args[1:], **kwargs)
+    if real is not args[0] and func in (Tensor.numpy, Tensor.__array__):
+        recorder.share(args[0], real, result)
+    return result
 
 
 @_handles(Tensor.untyped_storage)
@@ -214,7 +222,9 @@ def _storage_of(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> tor
     return func(*args, **kwargs)
 
 
-_SPARSE = [getattr(torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
+_SPARSE = [
+    getattr(torch, f"sparse_{kind}_tensor") for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")
+]
 
 
 @_handles(*_SPARSE)
@@ -228,7 +238,9 @@ def _sparse(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tensor:
         return func(*args, **{**kwargs, "device": CPU})
 
 
-_SOBOL = [getattr(torch, f"_sobol_engine_{name}") for name in ("draw", "ff_", "initialize_state_", "scramble_")]
+_SOBOL = [
+    getattr(torch, f"_sobol_engine_{name}") for name in ("draw", "ff_", "initialize_state_", "scramble_")
+]
 # C++ code that goes another way for tensors on meta or while a dispatch mode is on, and rounds otherwise there.
 # Source: torch 2.13, aten/src/ATen/native/BatchLinearAlgebra.cpp, isTensorSubclassLike.
 _ROUNDS_OTHERWISE = [torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank]

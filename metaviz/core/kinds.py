@@ -30,8 +30,6 @@ _FILLS = {
 }
 
 
-
-
 def _can_draw(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0) -> bool:
     return low <= high and tensor.dtype.is_floating_point
 
@@ -60,12 +58,15 @@ class Kind:
         aliases = [r.alias_info for r in schema.returns]
         # resize_ may enlarge the storage, and these two may bring real memory in: they are looked at.
         self.window = name not in ("resize_", "lift_fresh", "set_") and (
-            torch.Tag.inplace_view in tags or (bool(aliases) and all(a is not None and not a.is_write for a in aliases))
+            torch.Tag.inplace_view in tags
+            or (bool(aliases) and all(a is not None and not a.is_write for a in aliases))
         )
         self.random = torch.Tag.nondeterministic_seeded in tags
         # A boolean mask makes the shape of these two depend on data, plain indices do not: meta tells.
-        self.reader = torch.Tag.data_dependent_output in tags or name.startswith("quantize_per") or (
-            torch.Tag.dynamic_output_shape in tags and name not in ("index", "index_put", "index_put_")
+        self.reader = (
+            torch.Tag.data_dependent_output in tags
+            or name.startswith("quantize_per")
+            or (torch.Tag.dynamic_output_shape in tags and name not in ("index", "index_put", "index_put_"))
         )
         self.differs = name in _DIFFER_ON_META
         self.has_device = any(a.name == "device" for a in schema.arguments)
@@ -74,7 +75,11 @@ class Kind:
         self.factory = self.has_device and (base != name or not takes_tensors)
         self.empty = self.factory and base in ("empty", "empty_strided", "empty_permuted")
         self.fill = _FILLS.get(base) if self.factory else None
-        mutable = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        mutable = [
+            (i, a)
+            for i, a in enumerate(schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
         self.written = tuple(i for i, a in mutable if not a.kwarg_only)
         self.written += _UNDECLARED_WRITES.get(name, ())
         self.outs = tuple(a.name for _, a in mutable if a.kwarg_only)
@@ -83,7 +88,9 @@ class Kind:
 
     def targets(self, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
         """The tensors among the arguments that the op writes."""
-        yield from tensors_in([args[i] for i in self.written if i < len(args)], {n: kwargs.get(n) for n in self.outs})
+        yield from tensors_in(
+            [args[i] for i in self.written if i < len(args)], {n: kwargs.get(n) for n in self.outs}
+        )
 
 
 kind_of = functools.cache(Kind)

@@ -59,7 +59,9 @@ def remember(module: nn.Module, tape: Tape) -> None:
         _seen[key] = _Seen(weakref.ref(module, functools.partial(_seen.pop, key)), tape, found)
 
 
-def origin_of(tensor: torch.Tensor, module: nn.Module | None = None, name: str | None = None) -> Origin | None:
+def origin_of(
+    tensor: torch.Tensor, module: nn.Module | None = None, name: str | None = None
+) -> Origin | None:
     """Where the meta ``tensor`` comes from; None if no tape knows it.
 
     Args:

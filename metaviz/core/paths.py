@@ -113,7 +113,9 @@ class Model:
         for item in listed:
             if not isinstance(item, str):
                 has = [*self.modules.items(), *((place.path, place.slot.tensor) for place in self.places)]
-                path = next((path for path, thing in has if thing is item), next((p for p, _ in has if p), ""))
+                path = next(
+                    (path for path, thing in has if thing is item), next((p for p, _ in has if p), "")
+                )
                 raise TypeError(
                     f"A path is a string such as {path!r}, and this is of type {type(item).__name__}. "
                     f"Next: metaviz.plan(model, {path!r})"
@@ -137,7 +139,9 @@ def _is_glob(pattern: str) -> bool:
 
 
 def _glob(pattern: str) -> Callable[[str], bool]:
-    parts = [None if part == "**" else re.compile(fnmatch.translate(part)).match for part in pattern.split(".")]
+    parts = [
+        None if part == "**" else re.compile(fnmatch.translate(part)).match for part in pattern.split(".")
+    ]
     return lambda path: _match_parts(path.split("."), parts)
 
 

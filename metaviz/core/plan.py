@@ -86,7 +86,9 @@ class Plan:
             + f", from replay (rng={self.rng!r})"
         ]
         for device, need in self.peak_nbytes.items():
-            lines.append(f"{device}: {format_bytes(need)} at most, {format_bytes(self.free_nbytes[device])} free")
+            lines.append(
+                f"{device}: {format_bytes(need)} at most, {format_bytes(self.free_nbytes[device])} free"
+            )
         lines += [f"blocked  {path}: {reason}" for path, reason in list(self.blocked.items())[:_SHOWN]]
         if len(self.blocked) > _SHOWN:
             lines.append(f"blocked  … and {len(self.blocked) - _SHOWN} more")
@@ -230,7 +232,11 @@ def check(described: Plan, blocked: str = "error") -> None:
         count = len(described.blocked)
         total = count + len(described.tensors)
         path, reason = next(iter(described.blocked.items()))
-        rest = "To fill only the rest: metaviz.materialize(model, paths, blocked='skip'). " if described.tensors else ""
+        rest = (
+            "To fill only the rest: metaviz.materialize(model, paths, blocked='skip'). "
+            if described.tensors
+            else ""
+        )
         raise CannotMaterialize(
             f"Cannot materialize {count} of {total} chosen tensors: {some(described.blocked)}. {rest}{path}: {reason}"
         )
@@ -260,7 +266,9 @@ def _floating(dtype: Any) -> torch.dtype | None:
     if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         found = None
     if dtype is not None and found is None:
-        raise ValueError(f"dtype={dtype!r} is not a floating-point dtype such as 'bfloat16' or torch.float16.")
+        raise ValueError(
+            f"dtype={dtype!r} is not a floating-point dtype such as 'bfloat16' or torch.float16."
+        )
     return found
 
 
@@ -268,7 +276,9 @@ def _answer(place: Place) -> Answer:
     return replay_answer(place.slot.tensor, place.module, place.slot.name, place.slot.kind)
 
 
-def _add(fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], wanted: torch.dtype | None) -> None:
+def _add(
+    fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], wanted: torch.dtype | None
+) -> None:
     """Add the tensor at ``places`` to the fill of its memory, or to what is blocked."""
     answers = ((place, _answer(place)) for place in places)
     place, answer = next((pair for pair in answers if pair[1].can), (None, None))
@@ -288,7 +298,9 @@ def _add(fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], w
     fill.reasons.append(answer.reason)
 
 
-def _pull_in(fills: dict[Any, Fill], blocked: dict[str, str], by_tensor: dict[int, list[Place]]) -> tuple[str, ...]:
+def _pull_in(
+    fills: dict[Any, Fill], blocked: dict[str, str], by_tensor: dict[int, list[Place]]
+) -> tuple[str, ...]:
     """Add the tensors that share memory with a chosen one: given values apart, they would come apart."""
     owners = {fill.tensors[0].untyped_storage()._cdata: fill for fill in fills.values() if fill.exact}
     chosen = {id(tensor) for fill in fills.values() for tensor in fill.tensors}
@@ -336,4 +348,3 @@ def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[
             path, *also = (place.path for place in by_tensor[id(tensor)])
             yield PlannedTensor(path, tuple(also), tuple(tensor.shape), fill.dtype, nbytes, "replay", reason)
             nbytes = 0
-

@@ -77,7 +77,9 @@ class recording:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
         self._stack.close()
         if error is None:
             for module in _living_modules() if self._built is None else self._built:

@@ -8,6 +8,8 @@ so nothing about them is recorded. Tensors of another tape are taken over first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import weakref
 from typing import Any
 
 import torch
@@ -50,9 +52,11 @@ class Recorder:
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._flat: dict[int, torch.Tensor] = {}
         self._read: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self._arrays: dict[int, list[_Array]] = {}
 
     def close(self) -> None:
         """Put the random generators back to where they were."""
+        self._notice(list(self._arrays))
         self.generators.close()
 
     def default_device(self) -> torch.device | None:
@@ -127,7 +131,9 @@ class Recorder:
     def _make(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> torch.Tensor:
         """A factory: allocate on meta, record what fills it."""
         generator = kwargs.get("generator")
-        kwargs = {name: None if name == "generator" else v for name, v in kwargs.items() if name != "pin_memory"}
+        kwargs = {
+            name: None if name == "generator" else v for name, v in kwargs.items() if name != "pin_memory"
+        }
         if "quantized" in kind.name or "sparse" in kind.name:
             return self.for_real(func, kind, args, kwargs)
         # The meta kernels of the fills are Python and slow; what they fill with is on the tape anyway.
@@ -150,7 +156,9 @@ class Recorder:
             self._append(fill, (window, *values), _NO_KWARGS, (), (window,), (), kind.random, generator)
         return out
 
-    def _set(self, func: Any, tensor: torch.Tensor, source: Any = None, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    def _set(
+        self, func: Any, tensor: torch.Tensor, source: Any = None, *rest: Any, **kwargs: Any
+    ) -> torch.Tensor:
         """Put a tensor on other memory: a taped one on the twin of what is real, as ``torch.load`` wants it."""
         if not self.is_taped(tensor):
             return func(tensor, *(() if source is None else (source, *rest)), **kwargs)
@@ -189,7 +197,9 @@ class Recorder:
             return out
         outs = out if type(out) in (tuple, list) else (out,)
         if not all(map(_is_plain, outs)):
-            return self.for_real(func, kind, args, {**kwargs, "generator": generator} if generator else kwargs)
+            return self.for_real(
+                func, kind, args, {**kwargs, "generator": generator} if generator else kwargs
+            )
         targets = tuple(map(window_of, kind.targets(args, kwargs)))
         encoded = map_tensors((args, kwargs), window_of)
         sources = [window_of(t) for t in tensors_in(args, kwargs)]
@@ -201,7 +211,9 @@ class Recorder:
         outputs = tuple(map(self._fresh, outs))
         fresh = tuple(w for w in outputs if w is not None)
         if targets or fresh:
-            self._append(func, *encoded, reads, targets + fresh, outputs if fresh else (), kind.random, generator)
+            self._append(
+                func, *encoded, reads, targets + fresh, outputs if fresh else (), kind.random, generator
+            )
         return out
 
     def _fresh(self, out: Any) -> Window | None:
@@ -218,6 +230,10 @@ class Recorder:
         return window.is_contiguous() or window.extent() == (0, nbytes)
 
     def _append(self, func, args, kwargs, reads, writes, outputs, random=False, generator=None) -> None:
+        if self._arrays:
+            self._notice([*reads, *(window.storage for window in writes)])
+            for window in writes:
+                self._arrays.pop(window.storage, None)
         number = len(self.tape.ops)
         draw = self.generators.place(generator, OpDraw(self.tape, number)) if random else None
         self.tape.append(Op(func, args, kwargs, reads, writes, outputs, where(), draw))
@@ -226,7 +242,9 @@ class Recorder:
         """Record a whole torch.nn.init call that fills ``tensor`` from draws that depend on data."""
         window = window_of(tensor)
         reads = () if self._covers(window) else (window.storage,)
-        kwargs = {name: value for name, value in arguments.items() if value is not tensor and name != "generator"}
+        kwargs = {
+            name: value for name, value in arguments.items() if value is not tensor and name != "generator"
+        }
         self._append(func, (window,), kwargs, reads, (window,), (), True, arguments.get("generator"))
 
     def _where_meta_fails(self, error: Exception, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
@@ -285,6 +303,7 @@ class Recorder:
             ValueRead: More than ``value_limit`` bytes would have to be computed.
         """
         number = tag_of(tensor).storage
+        self._notice([number])
         record = self.tape.storages[number]
         known = self._read.get(number)
         if known is None or known[0] != len(record.writers):
@@ -297,6 +316,25 @@ class Recorder:
                 self._hold(whole, whole.on(storage))
             self._read[number] = known = (len(record.writers), storage)
         return known[1]
+
+    def share(self, tensor: torch.Tensor, real: torch.Tensor, array: Any) -> None:
+        """In an ordinary build ``array`` and the taped ``tensor`` are one memory: here ``real`` has that of the array."""
+        self._notice(list(self._arrays))
+        entry = _Array(window_of(tensor), real, _content(real), weakref.ref(array))
+        self._arrays.setdefault(entry.window.storage, []).append(entry)
+
+    def _notice(self, storages: list[int]) -> None:
+        """Take in what has been written to ``storages`` through arrays."""
+        for number in storages:
+            for entry in self._arrays.get(number, ()):
+                now = _content(entry.real)
+                if now != entry.seen:
+                    with plain_torch():
+                        self._hold(entry.window, entry.real.detach().clone())
+                    entry.seen = now
+            alive = [entry for entry in self._arrays.pop(number, ()) if entry.array() is not None]
+            if alive:
+                self._arrays[number] = alive
 
     def freeze(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """From here on the taped ``tensor`` holds ``value``, which was computed for real."""
@@ -334,6 +372,18 @@ class Recorder:
 def device_context() -> Any:
     """What ``torch.set_default_device`` has set in this thread, None if nothing."""
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+@dataclasses.dataclass(slots=True)
+class _Array:
+    window: Window
+    real: torch.Tensor
+    seen: bytes
+    array: weakref.ref
+
+
+def _content(real: torch.Tensor) -> bytes:
+    return real.detach().numpy().tobytes()
 
 
 def _is_plain(out: Any) -> bool:

@@ -91,7 +91,10 @@ def draws_for(rng: str, device: torch.device) -> EagerDraws | KeyedDraws | Devic
 
 
 def replay(
-    tape: Tape, storages: Iterable[int], draws: EagerDraws | KeyedDraws | DeviceDraws, before: int | None = None
+    tape: Tape,
+    storages: Iterable[int],
+    draws: EagerDraws | KeyedDraws | DeviceDraws,
+    before: int | None = None,
 ) -> Iterator[tuple[int, torch.UntypedStorage]]:
     """Run what ``storages`` need and yield ``(storage number, memory)`` when its values are final.
 
@@ -133,7 +136,9 @@ def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copi
                 live.add(storage)
                 now += tape.storages[storage].nbytes
         # A torch.nn.init call that was taken as one op works with copies of its tensor.
-        inner = 0 if hasattr(op.func, "_schema") else 4 * sum(tape.storages[w.storage].nbytes for w in op.writes)
+        inner = (
+            0 if hasattr(op.func, "_schema") else 4 * sum(tape.storages[w.storage].nbytes for w in op.writes)
+        )
         most = max(most, now + inner)
         for storage in done_after.get(k, ()):
             most = max(most, now + copies.get(storage, 0))
@@ -142,7 +147,9 @@ def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copi
     return most
 
 
-def _schedule(tape: Tape, wanted: set[int], before: int | None = None) -> tuple[list[int], dict[int, list[int]]]:
+def _schedule(
+    tape: Tape, wanted: set[int], before: int | None = None
+) -> tuple[list[int], dict[int, list[int]]]:
     """The ops to run, and which storages are done after which of them."""
     ops = _by_chain(tape, tape.slice(wanted, before))
     last: dict[int, int] = {}

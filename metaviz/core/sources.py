@@ -37,7 +37,9 @@ _UNKNOWN = Answer(
 )
 
 
-def replay_answer(tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter") -> Answer:
+def replay_answer(
+    tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter"
+) -> Answer:
     """What the tape can do for a tensor on meta.
 
     Args:
@@ -58,7 +60,9 @@ def replay_answer(tensor: torch.Tensor, module: nn.Module | None, name: str | No
     place = f"{op.name} at {said(op.where)}" if op.where else op.name
     if origin.window.dtype != tensor.dtype:
         was, now = (str(d).removeprefix("torch.") for d in (origin.window.dtype, tensor.dtype))
-        return Answer(True, "replay", f"{place}, then cast from {was} to {now} as the model was after the build")
+        return Answer(
+            True, "replay", f"{place}, then cast from {was} to {now} as the model was after the build"
+        )
     return Answer(True, "replay", place)
 
 

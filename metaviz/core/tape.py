@@ -200,7 +200,11 @@ def tag_of(tensor: torch.Tensor) -> Tag | None:
     """The tag of the storage of ``tensor``, or None if no tape knows it."""
     try:
         return getattr(tensor.untyped_storage(), MARK, None)
-    except (NotImplementedError, RuntimeError, ValueError):  # sparse, lazy and other tensors without a storage
+    except (
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+    ):  # sparse, lazy and other tensors without a storage
         return None
 
 
@@ -263,5 +267,3 @@ def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor
         elif type(value) is list or type(value) is tuple:
             found += tensors_in(value, {})
     return found
-
-

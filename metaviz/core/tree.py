@@ -225,9 +225,13 @@ class ModuleTree:
         """
         return self._draw("text", depth=depth, unfold=unfold, rows=rows)
 
-    def html(self) -> str:
-        """The tree as static HTML without scripts, at most 300 kB."""
-        return self._draw("html")
+    def html(self, *, depth: int | None = None) -> str:
+        """The tree as static HTML without scripts, at most 300 kB.
+
+        Args:
+            depth: How many levels below the root there are to open; None for all.
+        """
+        return self._draw("html", depth=depth)
 
     def to_frame(self) -> Any:
         """The rows as a `pandas.DataFrame`."""

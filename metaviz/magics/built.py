@@ -64,8 +64,8 @@ class Opened(ModuleTree):
     def __repr__(self) -> str:
         return self.text(depth=self._depth)
 
-    def _repr_html_(self) -> None:
-        """The text view is the one that can be opened to a level."""
+    def _repr_html_(self) -> str:
+        return self.html(depth=self._depth)
 
 
 def describe(seen: ModuleTree) -> str:

@@ -11,7 +11,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.display import display
 
 from metaviz.core.apply import Report
-from metaviz.core.units import format_bytes, format_seconds, plural
+from metaviz.core.units import format_bytes, format_seconds
 
 PER_SECOND = 10
 
@@ -33,11 +33,10 @@ class Progress:
 
     def __init__(self, shell: Any, after: float = 1.0, clock: Any = time.perf_counter) -> None:
         self._screen = _Line() if type(shell.display_pub) is DisplayPublisher else _Output()
-        self._after = after
         self._clock = clock
-        self._began = self._next = clock()
-        self._next += after
-        self._shown = False
+        self._began = clock()
+        self._next = self._began + after
+        self._shown = self._finished = False
         self._state: tuple[int, int, str] = (0, 0, "")
 
     def __call__(self, done: int, total: int, path: str) -> None:
@@ -53,12 +52,11 @@ class Progress:
 
     def finish(self, report: Report) -> Report:
         """Show the end, if anything was shown, and hand the report back."""
+        self._finished = True
         if self._shown:
-            what = (
-                f"{plural(len(report.tensors), 'tensor')}, {format_bytes(report.nbytes)} on {report.device}"
-            )
+            # The report follows and says what was done; this is what it does not say.
             pace = f"{format_seconds(report.seconds)}, {_rate(report.nbytes, report.seconds)}"
-            self._screen.write(1, 1, f"{report.action} {what} in {pace}")
+            self._screen.write(1, 1, f"{format_bytes(report.nbytes)} on {report.device} in {pace}")
         return report
 
     def __enter__(self) -> Progress:
@@ -66,7 +64,7 @@ class Progress:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._shown:
-            if error is not None:
+            if error is not None and not self._finished:
                 done, total, path = self._state
                 where = f"at {format_bytes(done)} of {format_bytes(total)}, after {path}"
                 text = f"stopped by {type(error).__name__} {where}: the model is as it was before"

@@ -90,19 +90,24 @@ STYLE = "".join(f"{selector}{{{rules}}}" for selector, rules in _RULES.items()) 
 )
 
 
-def html(tree: ModuleTree) -> str:
-    """A tree as HTML of at most 300 kB, whatever the model."""
+def html(tree: ModuleTree, *, depth: int | None = None) -> str:
+    """A tree as HTML of at most 300 kB, whatever the model.
+
+    Args:
+        tree: What to show.
+        depth: How many levels below the root there are to open; None for all.
+    """
     lines = MAX_LINES
     while True:
-        drawn = _draw(tree, lines)
+        drawn = _draw(tree, lines, DEEPEST if depth is None else depth)
         if len(drawn.encode()) <= MAX_BYTES:
             return drawn
         # Only names full of characters that have to be escaped get here.
         lines //= 2
 
 
-def _draw(tree: ModuleTree, lines: int) -> str:
-    top = outline(tree.columns, tree.root, lines=lines, depth=DEEPEST, width=MAX_WIDTH)
+def _draw(tree: ModuleTree, lines: int, depth: int) -> str:
+    top = outline(tree.columns, tree.root, lines=lines, depth=depth, width=MAX_WIDTH)
     seen = _first_seen(tree, top)
     head = _row("div", "mv-head", "module", "", "", ("shape/params", "size", "dtype", "device"), "mark")
     parts = [f'<div class="mv-tree"><style>{STYLE}</style>{head}<ul>']
