@@ -292,7 +292,8 @@ def test_the_depth_of_a_tree_counts_levels(built):
     assert "head" in repr(tree) and "layers" in repr(tree)
     assert "weight" not in repr(tree)
     assert "layers" in tree._repr_html_()
-    assert "weight" not in tree._repr_html_()
+    assert "<code>head</code>" in tree._repr_html_()
+    assert "<code>weight</code>" not in tree._repr_html_()
     assert "weight" in repr(built("%meta_tree model").value)
 
 

@@ -106,6 +106,8 @@ def materialize(
 def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = False) -> Report:
     """Take the chosen parts back to meta and free their memory. Materializing them again gives the same values.
 
+    A change made through ``.data``, or through a NumPy array that shares the memory, leaves no trace and is lost.
+
     Args:
         model: The model.
         paths: As for :func:`materialize`.
