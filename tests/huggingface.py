@@ -390,9 +390,11 @@ def check_apart(case: Case, timeout_seconds: float = 300) -> dict[str, Any]:
     return {"case": str(case), **found, "wall_seconds": round(time.perf_counter() - began, 1)}
 
 
-def check_all(cases: Iterable[Case], processes: int = 2) -> dict[Case, concurrent.futures.Future]:
+@contextlib.contextmanager
+def check_all(cases: Iterable[Case], processes: int = 2) -> Iterator[dict[Case, concurrent.futures.Future]]:
     """Start :func:`check_apart` for all ``cases``, so many at a time; the futures give what it returns."""
     pool = concurrent.futures.ThreadPoolExecutor(processes)
-    futures = {case: pool.submit(check_apart, case) for case in cases}
-    pool.shutdown(wait=False)
-    return futures
+    try:
+        yield {case: pool.submit(check_apart, case) for case in cases}
+    finally:
+        pool.shutdown(cancel_futures=True)

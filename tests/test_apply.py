@@ -333,8 +333,8 @@ class Layers(nn.Module):
 def test_ctrl_c_from_outside_at_any_time_is_all_or_nothing(delay):
     model = metaviz.build(Layers)
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         for _ in range(3000):
             metaviz.materialize(model)
             metaviz.unload(model)
@@ -377,3 +377,11 @@ def test_the_users_own_answer_to_ctrl_c_stays(handler, ordinary):
             seen.clear()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_change_from_within_a_change_is_refused_and_changes_nothing(ordinary):
+    model = built()
+    before = Picture(model)
+    with pytest.raises(metaviz.errors.CannotMaterialize, match="after the first call has returned"):
+        metaviz.materialize(model, progress=lambda *_: metaviz.unload(model))
+    check_untouched(model, before, ordinary)

@@ -199,6 +199,45 @@ def test_data_of_the_constructor_is_kept_from(bringing):
     assert zoo.faults(build) == []
 
 
+def overwritten(array: np.ndarray, value: float) -> None:
+    array[1:] = value
+
+
+arrays = {
+    "numpy": lambda t: overwritten(t.numpy(), 3),
+    "a view of it": lambda t: overwritten(t.view(2, 3).T.numpy()[1:], 3),
+    "asarray": lambda t: overwritten(np.asarray(t), float("nan")),
+    "a copy": lambda t: overwritten(np.array(t), 3),
+    "two at a time": lambda t: (overwritten(t[:3].numpy(), 1), overwritten(t[3:].numpy(), 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*numpy")
+@pytest.mark.parametrize("through", arrays)
+def test_what_is_written_through_an_array_of_a_tensor_counts_for(through):
+    def build():
+        values = torch.rand(6)
+        before = values + 1
+        arrays[through](values)
+        after, total = values + 1, values.nansum().item()
+        values[0] = 9
+        return holding(values=values, before=before, after=after, total=total)
+
+    assert zoo.faults(build) == []
+
+
+def test_an_array_that_became_a_tensor_can_still_be_filled():
+    def build():
+        table = np.zeros((3, 4))
+        held = holding(table=torch.from_numpy(table), part=torch.as_tensor(table[1]))
+        table[:] = np.arange(4)
+        held.register_buffer("doubled", held.table * 2)
+        overwritten(table, 5)
+        return held
+
+    assert zoo.faults(build) == []
+
+
 def test_lists_in_an_index_can_be_written_through():
     def build():
         weight = torch.rand(4, 5)

@@ -395,3 +395,29 @@ def test_what_is_saved_or_copied_carries_nothing_of_metaviz(real):
 def test_a_copy_made_after_the_build_is_not_on_the_tape_and_says_so():
     with pytest.raises(CannotMaterialize, match="No tape knows this tensor"):
         metaviz.materialize(copy.deepcopy(metaviz.build(Net)))
+
+
+def test_a_write_after_the_build_is_noticed_and_a_recording_takes_it_in():
+    torch.manual_seed(0)
+    ordinary = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    torch.manual_seed(0)
+    model = metaviz.build(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    nn.init.ones_(model[0].weight)
+    with pytest.raises(metaviz.errors.CannotMaterialize, match="written to after the build"):
+        metaviz.materialize(model)
+    assert model[1].weight.is_meta
+    with metaviz.recording():
+        nn.init.ones_(model[0].weight)
+    metaviz.materialize(model)
+    assert torch.equal(model[0].weight, torch.ones(3, 3))
+    assert torch.equal(model[0].bias, ordinary[0].bias)
+    assert torch.equal(model[1].weight, ordinary[1].weight)
+
+
+def test_what_was_unloaded_counts_as_not_written_to():
+    model = metaviz.build(nn.Linear, 3, 3)
+    metaviz.materialize(model)
+    first = model.weight.detach().clone()
+    metaviz.unload(model)
+    metaviz.materialize(model)
+    assert torch.equal(model.weight, first)

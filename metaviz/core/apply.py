@@ -15,18 +15,19 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from metaviz.core.origin import Was, mark_real, was
+from metaviz.core.origin import Was, mark_real, remember, was
 from metaviz.core.paths import Model, Place, some
 from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
 from metaviz.core.replay import draws_for, plain_torch, replay
 from metaviz.core.report import Report
 from metaviz.core.tape import MARK, Tag, Window, window, window_of
-from metaviz.errors import WouldLoseValues
+from metaviz.errors import CannotMaterialize, WouldLoseValues
 
 Progress = Callable[[int, int, str], object]
 
 # One change of one model at a time: widgets call from other threads.
 _lock = threading.RLock()
+_at_work: list[int] = []
 
 
 def materialize(
@@ -78,7 +79,7 @@ def materialize(
         raise TypeError(
             f"progress={progress!r} cannot be called. Next: metaviz.materialize(model, paths, progress=print)"
         )
-    with _lock, plain_torch():
+    with _alone(), plain_torch():
         work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
         check(work.plan, blocked)
         try:
@@ -121,7 +122,7 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         WouldLoseValues: A chosen tensor was not given its values by metaviz, or was changed since, or has gradients.
     """
     began = time.perf_counter()
-    with _lock, plain_torch():
+    with _alone(), plain_torch():
         view = Model(model)
         by_tensor: dict[int, list[Place]] = {}
         for place in view.places:
@@ -149,6 +150,11 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
             for t, _ in chosen
         )
         _commit(changes)
+        back = {id(tensor) for change in changes for tensor in (change.old, change.new)}
+        for module in {
+            id(place.module): place.module for change in changes for place in change.places
+        }.values():
+            remember(module, lambda tensor, _: id(tensor) in back)
     return Report(
         "unloaded",
         described,
@@ -162,6 +168,22 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         time.perf_counter() - began,
         pulled_in,
     )
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for other threads' changes; refuse a change from within one."""
+    with _lock:
+        if _at_work:
+            raise CannotMaterialize(
+                "A change of a model is at work in this very thread: a progress callback can look, but change nothing. "
+                "Next: call metaviz.materialize(model, paths) after the first call has returned"
+            )
+        try:
+            _at_work.append(threading.get_ident())
+            yield
+        finally:
+            _at_work.clear()
 
 
 class Change:

@@ -48,8 +48,9 @@ def free_nbytes(device: torch.device) -> int:
     """Bytes that can still be allocated on ``device``."""
     if device.type == "cpu":
         return min(psutil.virtual_memory().available, _cgroup_free())
-    free, _ = torch.get_device_module(device).mem_get_info(device)
-    return free
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    # Where there is nothing to ask, as on Apple's chips, the device shares the memory of the CPU.
+    return ask(device)[0] if ask else free_nbytes(torch.device("cpu"))
 
 
 def resident_nbytes() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +27,18 @@ class Origin(NamedTuple):
     exact: bool
 
 
+class _Slot(NamedTuple):
+    """What a parameter or buffer was when it was last known: its origin, and the object's id and version."""
+
+    tape: Tape
+    window: Window
+    identity: int
+    version: int
+
+
 class _Seen(NamedTuple):
     module: weakref.ref
-    tape: Tape
-    slots: dict[str, tuple[Window, int]]
+    slots: dict[str, _Slot]
 
 
 class Was(NamedTuple):
@@ -43,20 +52,29 @@ class Was(NamedTuple):
 _seen: dict[int, _Seen] = {}
 
 
-def remember(module: nn.Module, tape: Tape) -> None:
-    """Note what each parameter and buffer of ``module`` is on ``tape``, to know it again after a cast."""
+def remember(module: nn.Module, wanted: Callable[[torch.Tensor, Tag], bool]) -> None:
+    """Note what parameters and buffers of ``module`` are, to know them again after a cast, and to notice edits.
+
+    Args:
+        module: The module.
+        wanted: Tells of a tensor with a tag whether it is to be noted.
+    """
     found = {}
     space = object.__getattribute__(module, "__dict__")
     for group in ("_parameters", "_buffers"):
         for name, tensor in space.get(group, {}).items():
-            if tensor is not None:
-                tag = tag_of(tensor)
-                if tag is not None and tag.tape is tape:
-                    found[name] = (window_of(tensor), id(tensor))
+            tag = None if tensor is None else tag_of(tensor)
+            if tag is not None and wanted(tensor, tag):
+                window = window_of(tensor) if tag.source is None else tag.source
+                found[name] = _Slot(tag.tape, window, id(tensor), tensor._version)
     if found:
         key = id(module)
-        # No function of Python's is called when a module dies: Ctrl-C would be lost in it.
-        _seen[key] = _Seen(weakref.ref(module, functools.partial(_seen.pop, key)), tape, found)
+        known = _seen.get(key)
+        if known is not None and known.module() is module:
+            known.slots.update(found)
+        else:
+            # No function of Python's is called when a module dies: Ctrl-C would be lost in it.
+            _seen[key] = _Seen(weakref.ref(module, functools.partial(_seen.pop, key)), found)
 
 
 def origin_of(
@@ -74,15 +92,24 @@ def origin_of(
         if tag.source is not None:
             return Origin(tag.tape, tag.source, False)
         return Origin(tag.tape, window_of(tensor), True)
-    seen = _seen.get(id(module)) if module is not None else None
-    if seen is None or seen.module() is not module or name not in seen.slots:
+    slot = _slot(module, name)
+    if slot is None or tuple(tensor.shape) != slot.window.size:
         return None
-    window, identity = seen.slots[name]
-    same_parameter = id(tensor) == identity
-    cast_buffer = name in module._buffers and tensor.dtype != window.dtype
-    if tuple(tensor.shape) == window.size and (same_parameter or cast_buffer):
-        return Origin(seen.tape, window, False)
+    cast_buffer = name in module._buffers and tensor.dtype != slot.window.dtype
+    if id(tensor) == slot.identity or cast_buffer:
+        return Origin(slot.tape, slot.window, False)
     return None
+
+
+def edited(tensor: torch.Tensor, module: nn.Module | None, name: str | None) -> bool:
+    """Whether the meta ``tensor`` was written to after the build: with what, no tape knows."""
+    slot = _slot(module, name)
+    return slot is not None and slot.identity == id(tensor) and slot.version != tensor._version
+
+
+def _slot(module: nn.Module | None, name: str | None) -> _Slot | None:
+    seen = _seen.get(id(module)) if module is not None else None
+    return seen.slots.get(name) if seen is not None and seen.module() is module else None
 
 
 def mark_real(storage: torch.UntypedStorage, then: Was) -> None:

@@ -83,7 +83,7 @@ class recording:
         self._stack.close()
         if error is None:
             for module in _living_modules() if self._built is None else self._built:
-                remember(module, self.tape)
+                remember(module, lambda _, tag: tag.tape is self.tape)
         else:
             # Not by assignment: a frozen dataclass forbids that.
             error.with_traceback(_without_our_frames(trace))

@@ -8,13 +8,12 @@ so nothing about them is recorded. Tensors of another tape are taken over first.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import weakref
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from metaviz.core.arrays import Arrays
 from metaviz.core.generators import Generators
 from metaviz.core.kinds import Kind
 from metaviz.core.provenance import said, where
@@ -52,11 +51,11 @@ class Recorder:
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._flat: dict[int, torch.Tensor] = {}
         self._read: dict[int, tuple[int, torch.UntypedStorage]] = {}
-        self._arrays: dict[int, list[_Array]] = {}
+        self._arrays = Arrays(self._hold)
 
     def close(self) -> None:
         """Put the random generators back to where they were."""
-        self._notice(list(self._arrays))
+        self._arrays.notice()
         self.generators.close()
 
     def default_device(self) -> torch.device | None:
@@ -91,7 +90,8 @@ class Recorder:
         if kind.factory and not (foreign and device is None):
             return self._make(func, kind, args, kwargs)
         if kind.name == "lift_fresh" and real:
-            return self.twin(args[0])
+            # The memory may be that of an array: torch.from_numpy comes to sight here only.
+            return self.share(self.twin(args[0]), args[0], args[0])
         if not taped:
             return self.for_real(func, kind, args, kwargs) if real and kind.random else func(*args, **kwargs)
         if foreign:
@@ -231,9 +231,8 @@ class Recorder:
 
     def _append(self, func, args, kwargs, reads, writes, outputs, random=False, generator=None) -> None:
         if self._arrays:
-            self._notice([*reads, *(window.storage for window in writes)])
-            for window in writes:
-                self._arrays.pop(window.storage, None)
+            self._arrays.notice([*reads, *(window.storage for window in writes)])
+            self._arrays.forget(window.storage for window in writes)
         number = len(self.tape.ops)
         draw = self.generators.place(generator, OpDraw(self.tape, number)) if random else None
         self.tape.append(Op(func, args, kwargs, reads, writes, outputs, where(), draw))
@@ -303,7 +302,7 @@ class Recorder:
             ValueRead: More than ``value_limit`` bytes would have to be computed.
         """
         number = tag_of(tensor).storage
-        self._notice([number])
+        self._arrays.notice([number])
         record = self.tape.storages[number]
         known = self._read.get(number)
         if known is None or known[0] != len(record.writers):
@@ -317,24 +316,11 @@ class Recorder:
             self._read[number] = known = (len(record.writers), storage)
         return known[1]
 
-    def share(self, tensor: torch.Tensor, real: torch.Tensor, array: Any) -> None:
-        """In an ordinary build ``array`` and the taped ``tensor`` are one memory: here ``real`` has that of the array."""
-        self._notice(list(self._arrays))
-        entry = _Array(window_of(tensor), real, _content(real), weakref.ref(array))
-        self._arrays.setdefault(entry.window.storage, []).append(entry)
-
-    def _notice(self, storages: list[int]) -> None:
-        """Take in what has been written to ``storages`` through arrays."""
-        for number in storages:
-            for entry in self._arrays.get(number, ()):
-                now = _content(entry.real)
-                if now != entry.seen:
-                    with plain_torch():
-                        self._hold(entry.window, entry.real.detach().clone())
-                    entry.seen = now
-            alive = [entry for entry in self._arrays.pop(number, ()) if entry.array() is not None]
-            if alive:
-                self._arrays[number] = alive
+    def share(self, tensor: torch.Tensor, real: torch.Tensor, array: Any) -> torch.Tensor:
+        """The taped ``tensor``, of which ``array`` has the memory in an ordinary build, and ``real`` here."""
+        if real is not tensor and real.nbytes <= _COPY_LIMIT:
+            self._arrays.watch(tensor, real, array)
+        return tensor
 
     def freeze(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """From here on the taped ``tensor`` holds ``value``, which was computed for real."""
@@ -372,18 +358,6 @@ class Recorder:
 def device_context() -> Any:
     """What ``torch.set_default_device`` has set in this thread, None if nothing."""
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-
-
-@dataclasses.dataclass(slots=True)
-class _Array:
-    window: Window
-    real: torch.Tensor
-    seen: bytes
-    array: weakref.ref
-
-
-def _content(real: torch.Tensor) -> bytes:
-    return real.detach().numpy().tobytes()
 
 
 def _is_plain(out: Any) -> bool:

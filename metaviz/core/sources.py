@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from metaviz.core.origin import Origin, origin_of
+from metaviz.core.origin import Origin, edited, origin_of
 from metaviz.core.provenance import said
 from metaviz.core.units import format_bytes
 
@@ -37,6 +37,14 @@ _UNKNOWN = Answer(
 )
 
 
+_EDITED = Answer(
+    False,
+    None,
+    "It was written to after the build, when nothing was recorded: an ordinary build would have other values here.",
+    "with metaviz.recording(): ...  # write to it in here",
+)
+
+
 def replay_answer(
     tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter"
 ) -> Answer:
@@ -48,9 +56,12 @@ def replay_answer(
         name: Name of its slot in ``module``.
         kind: ``"parameter"``, ``"buffer"`` or ``"attribute"``.
     """
-    origin = origin_of(tensor, module, name if kind != "attribute" else None)
+    name = name if kind != "attribute" else None
+    origin = origin_of(tensor, module, name)
     if origin is None:
         return _UNKNOWN
+    if edited(tensor, module, name):
+        return _EDITED
     missing = origin.tape.unwritten(origin.window)
     if missing:
         return _uninitialized(origin, missing, name)
