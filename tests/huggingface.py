@@ -200,7 +200,7 @@ def compare(make: Callable[[], Any], name: str) -> dict[str, Any]:
         return {**found, "outcome": "not makeable", "error": error}
     if error or our_error:
         return {**found, "outcome": "different", "differences": [f"ordinary: {error}; metaviz: {our_error}"]}
-    expected = tensors(ordinary)
+    draws, expected = torch.get_rng_state(), tensors(ordinary)
     wrong = differences_in_shape(expected, tensors(model)) + different_attributes(ordinary, model)
     try:
         blocked = metaviz.plan(model).blocked
@@ -213,6 +213,7 @@ def compare(make: Callable[[], Any], name: str) -> dict[str, Any]:
         found["blocked"] = sorted(blocked)
         now = tensors(model)
         wrong += differences_in_shape(expected, now) + differences_in_values(expected, now, blocked)
+        wrong += [] if torch.equal(draws, torch.get_rng_state()) else ["materialize moved the generator"]
     except Exception:
         wrong.append(traceback.format_exc()[-2000:])
     return {**found, "outcome": "different", "differences": wrong} if wrong else found

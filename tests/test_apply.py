@@ -167,7 +167,7 @@ def test_an_error_in_progress_at_any_tensor_changes_nothing_and_keeps_no_memory(
             metaviz.materialize(model, progress=fail)
         assert process() == state
         # A notebook keeps the last traceback, as `caught` does here.
-        assert memory is None or real_nbytes() == memory
+        assert memory is None or real_nbytes() <= memory
         assert caught.value.__traceback__ is not None
         check_untouched(model, before, ordinary)
         del model, before, caught
@@ -269,7 +269,9 @@ def test_ctrl_c_at_any_line_of_unload_is_all_or_nothing(step, ordinary):
         del model.outside
         metaviz.materialize(model)
         before = Picture(model)
-        fault = Fault("line", lambda f, _: f.f_code.co_filename.endswith("apply.py"), interrupt, n)
+        fault = Fault(
+            "line", lambda f, _: f.f_code.co_filename.endswith(("apply.py", "swap.py")), interrupt, n
+        )
         error = fault.during(metaviz.unload, model)
         if not fault.reached:
             break
@@ -369,7 +371,9 @@ def test_the_users_own_answer_to_ctrl_c_stays(handler, ordinary):
     try:
         for n in range(0, 4000, 61):
             model = built()
-            fault = Fault("line", lambda f, _: f.f_code.co_filename.endswith("apply.py"), interrupt, n)
+            fault = Fault(
+                "line", lambda f, _: f.f_code.co_filename.endswith(("apply.py", "swap.py")), interrupt, n
+            )
             assert fault.during(metaviz.materialize, model) is None
             assert signal.getsignal(signal.SIGINT) is mine
             assert values_of(model) == ordinary

@@ -195,9 +195,9 @@ class Hidden(Trap):
 
 class HeldByFunctions(Trap):
     def make(self):
-        self.body, scale = nn.Linear(3, 3), torch.rand(3)
+        self.body, scale, shift = nn.Linear(3, 3), torch.rand(3), torch.rand(3)
         self.scaled = lambda x: x * scale
-        self.body.register_forward_hook(lambda module, inputs, output, by=torch.rand(3): output * by)
+        self.body.register_forward_hook(lambda module, inputs, output, by=shift: output + by)
 
 
 class FreqsCis(Trap):

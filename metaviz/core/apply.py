@@ -1,10 +1,9 @@
-"""The only file that changes a model: materialize gives values, unload takes them back to meta. All or nothing."""
+"""Materialize gives values, unload takes them back to meta. With swap.py the only code that changes a model."""
 
 from __future__ import annotations
 
 import contextlib
 import copyreg
-import signal
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from metaviz.core.paths import Model, Place, some
 from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
 from metaviz.core.replay import draws_for, plain_torch, replay
 from metaviz.core.report import Report
+from metaviz.core.swap import Change, commit
 from metaviz.core.tape import MARK, Tag, Window, window, window_of
 from metaviz.errors import CannotMaterialize, WouldLoseValues
 
@@ -149,12 +149,7 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
             )
             for t, _ in chosen
         )
-        _commit(changes)
-        back = {id(tensor) for change in changes for tensor in (change.old, change.new)}
-        for module in {
-            id(place.module): place.module for change in changes for place in change.places
-        }.values():
-            remember(module, lambda tensor, _: id(tensor) in back)
+        commit(changes, lambda: _remember_as_new(changes))
     return Report(
         "unloaded",
         described,
@@ -186,42 +181,12 @@ def _alone() -> Iterator[None]:
             _at_work.clear()
 
 
-class Change:
-    """One tensor object that takes over the content of another; can be undone."""
-
-    def __init__(self, old: torch.Tensor, new: torch.Tensor, places: list[Place]) -> None:
-        self.old = old
-        self.new = new
-        self.places = places
-        self.repointed: list[str] = []
-        self.stranded: list[str] = []
-        self._swapped = False
-
-    def do(self) -> None:
-        """Make every place that holds ``old`` hold the content of ``new``."""
-        try:
-            torch.utils.swap_tensors(self.old, self.new)
-            self._swapped = True
-        except RuntimeError:
-            # Weak references, autograd graphs and views hold on to the tensor: then its places get a new object.
-            for place in self.places:
-                # Noted first, so that nothing can be changed that undo does not know of.
-                self.repointed.append(place.path)
-                try:
-                    place.slot.set(self.new)
-                except MemoryError:
-                    raise
-                except Exception:  # a tuple, or a dict whose class lets nothing be set
-                    self.stranded.append(self.repointed.pop())
-
-    def undo(self) -> None:
-        """Put everything back."""
-        if self._swapped:
-            torch.utils.swap_tensors(self.old, self.new)
-            self._swapped = False
-        for place in self.places:
-            if place.path in self.repointed:
-                place.slot.set(self.old)
+def _remember_as_new(changes: list[Change]) -> None:
+    """Let tensors that are back on meta count as not written to since the build."""
+    back = {id(tensor) for change in changes for tensor in (change.old, change.new)}
+    holders = {id(place.module): place.module for change in changes for place in change.places}
+    for module in holders.values():
+        remember(module, lambda tensor, _: id(tensor) in back)
 
 
 def _carry_out(work: Work, rng: str, progress: Progress) -> list[Change]:
@@ -229,7 +194,7 @@ def _carry_out(work: Work, rng: str, progress: Progress) -> list[Change]:
     changes = [Change(old, new, work.places[id(old)]) for old, new, _ in filled]
     changes += [_moved_lazy(old, work) for old in work.lazy]
     _mark(filled)
-    _commit(changes)
+    commit(changes)
     return changes
 
 
@@ -302,42 +267,6 @@ def _moved_lazy(old: torch.Tensor, work: Work) -> Change:
     dtype = work.dtype if work.dtype is not None and old.is_floating_point() else old.dtype
     new = torch.empty(0, dtype=dtype, device=work.plan.device)
     return Change(old, _dressed_as(old, new), work.places[id(old)])
-
-
-def _commit(changes: list[Change]) -> None:
-    """Do all changes or none, whatever is raised and whenever Ctrl-C is pressed."""
-    with _interrupts_wait() as let_through:
-        done = []
-        try:
-            for change in changes:
-                done.append(change)
-                change.do()
-            let_through()
-        except BaseException:
-            for change in reversed(done):
-                change.undo()
-            raise
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back while a step must not be cut in two; yields what then does what Ctrl-C does here."""
-    # None is a handler that is not Python's: it could not be put back.
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield lambda: None
-        return
-    came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
-
-    def let_through() -> None:
-        if came and callable(before):
-            before(*came.pop())
-
-    try:
-        yield let_through
-    finally:
-        signal.signal(signal.SIGINT, before)
-    let_through()
 
 
 def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
