@@ -317,7 +317,7 @@ def train(model):
         (add_in_place, "was changed since it was materialized"),
         (train, "was changed since it was materialized"),
         (lambda model: model(torch.arange(5)).sum().backward(), "has a gradient"),
-        (lambda model: model.body[0].double(), "metaviz did not give it its values"),
+        (lambda model: model.body[0].double(), "or they were cast or moved since"),
         (
             lambda model: model.body[0].register_parameter("weight", nn.Parameter(torch.ones(4, 4))),
             "metaviz did not",

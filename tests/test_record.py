@@ -139,6 +139,25 @@ def test_a_build_within_a_device_context_leaves_the_context_on():
     assert model.temperature.item() == pytest.approx(0.07)
 
 
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.float16)]
+)
+def test_a_model_built_in_another_mode_has_the_values_of_an_ordinary_build(mode):
+    with mode():
+        outside = torch.ones(3)
+
+    def build():
+        with mode():
+            layer = nn.Linear(3, 3)
+            layer.weight.data.add_(outside)
+            layer.mean = layer.weight.mean().item()
+            return layer
+
+    ordinary, model = zoo.pair(build)
+    metaviz.materialize(model)
+    assert torch.equal(ordinary.weight, model.weight) and ordinary.mean == model.mean
+
+
 def test_recording_takes_in_all_that_is_built_inside():
     torch.manual_seed(4)
     with metaviz.recording():

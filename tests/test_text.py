@@ -187,7 +187,7 @@ def test_blocked_tensors_are_told_by_reason_with_what_to_do():
         "✗ a.weight, a.bias, b.weight, …: A test says no",
         "  Next: fix(it)",
         "✗ lazy.weight, lazy.bias: lazy: its shape is unknown until the first forward",
-        "  Next: model(example_input)",
+        "  Next: metaviz.materialize(model); model(example_input)",
     ]
 
 

@@ -20,7 +20,7 @@ from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
 from metaviz.core.replay import draws_for, plain_torch, replay
 from metaviz.core.report import Report
 from metaviz.core.swap import Change, commit
-from metaviz.core.tape import MARK, Tag, Window, window, window_of
+from metaviz.core.tape import MARK, Tag, Window, version_of, window, window_of
 from metaviz.errors import CannotMaterialize, WouldLoseValues
 
 Progress = Callable[[int, int, str], object]
@@ -278,7 +278,7 @@ def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
         fill = entries[0][2]
         tag = Tag(fill.tape, fill.source.storage, None if fill.exact else fill.source)
         # Whether the swap will keep the old object or the new one, its version is that of the new content.
-        versions = {id(tensor): new._version for old, new, _ in entries for tensor in (old, new)}
+        versions = {id(tensor): version_of(new) for old, new, _ in entries for tensor in (old, new)}
         mark_real(entries[0][1].untyped_storage(), Was(tag, versions))
 
 
@@ -300,8 +300,8 @@ def _unloadable(
     for identity, tensor in chosen.items():
         then = was(tensor)
         if then is None:
-            lost[by_tensor[identity][0].path] = "metaviz did not give it its values"
-        elif not force and then.versions.get(identity) != tensor._version:
+            lost[by_tensor[identity][0].path] = "metaviz did not give it its values, or they were cast or moved since"
+        elif not force and then.versions.get(identity) != version_of(tensor):
             lost[by_tensor[identity][0].path] = "it was changed since it was materialized"
         elif not force and tensor.is_leaf and tensor.grad is not None:
             lost[by_tensor[identity][0].path] = "it has a gradient"

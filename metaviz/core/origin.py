@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from metaviz.core.tape import Tag, Tape, Window, tag_of, window_of
+from metaviz.core.tape import Tag, Tape, Window, tag_of, version_of, window_of
 
 _WAS = "_metaviz_was"
 
@@ -66,7 +66,7 @@ def remember(module: nn.Module, wanted: Callable[[torch.Tensor, Tag], bool]) -> 
             tag = None if tensor is None else tag_of(tensor)
             if tag is not None and wanted(tensor, tag):
                 window = window_of(tensor) if tag.source is None else tag.source
-                found[name] = _Slot(tag.tape, window, id(tensor), tensor._version)
+                found[name] = _Slot(tag.tape, window, id(tensor), version_of(tensor))
     if found:
         key = id(module)
         known = _seen.get(key)
@@ -104,7 +104,7 @@ def origin_of(
 def edited(tensor: torch.Tensor, module: nn.Module | None, name: str | None) -> bool:
     """Whether the meta ``tensor`` was written to after the build: with what, no tape knows."""
     slot = _slot(module, name)
-    return slot is not None and slot.identity == id(tensor) and slot.version != tensor._version
+    return slot is not None and slot.identity == id(tensor) and slot.version != version_of(tensor)
 
 
 def _slot(module: nn.Module | None, name: str | None) -> _Slot | None:

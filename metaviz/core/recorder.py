@@ -18,7 +18,18 @@ from metaviz.core.generators import Generators
 from metaviz.core.kinds import Kind
 from metaviz.core.provenance import said, where
 from metaviz.core.replay import EagerDraws, OpDraw, plain_torch, replay, values_of_another
-from metaviz.core.tape import Op, Tag, Tape, Window, constant, map_tensors, tag_of, tensors_in, window_of
+from metaviz.core.tape import (
+    Op,
+    Tag,
+    Tape,
+    Window,
+    constant,
+    map_tensors,
+    tag_of,
+    tensors_in,
+    version_of,
+    window_of,
+)
 from metaviz.core.units import format_bytes
 from metaviz.errors import ValueRead
 
@@ -339,7 +350,7 @@ class Recorder:
         if real.is_quantized or real.layout is not torch.strided:
             return real
         known = self._twins.get(id(real))
-        if known is not None and known[1] == real._version:
+        if known is not None and known[1] == version_of(real):
             return known[2]
         with plain_torch():
             small = copy and real.untyped_storage().nbytes() <= _COPY_LIMIT
@@ -348,10 +359,10 @@ class Recorder:
             twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=META)
         self.tape.tag(twin.untyped_storage())
         window = window_of(twin)
-        self.tape.append(Op(constant, (value, value._version), {}, (), (window,), (window,), where()))
+        self.tape.append(Op(constant, (value, version_of(value)), {}, (), (window,), (window,), where()))
         if real.requires_grad:
             twin.requires_grad_(True)
-        self._twins[id(real)] = (real, real._version, twin)
+        self._twins[id(real)] = (real, version_of(real), twin)
         return twin
 
 

@@ -56,7 +56,7 @@ class Tally:
             return "real"
         if not self.blocked:
             return "ready"
-        return "partial" if self.ready else "blocked"
+        return "partial" if self.ready or self.real else "blocked"
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

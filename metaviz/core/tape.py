@@ -222,13 +222,18 @@ def window(storage: int, tensor: torch.Tensor) -> Window:
     return Window(storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), lazy)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often ``tensor`` has been written to; 0 for one made in inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def constant(value: torch.Tensor, version: int) -> torch.Tensor:
     """The op of a value that was there before or beside the build: a fresh copy of ``value``.
 
     Raises:
         StalePlan: ``value`` was too big to copy when it was recorded, and has been written to since.
     """
-    if value._version != version:
+    if version_of(value) != version:
         raise StalePlan(
             f"A {tuple(value.shape)} tensor that the constructor read has been changed since the build, so its "
             "values then are gone. Build the model again: model = metaviz.build(...)"

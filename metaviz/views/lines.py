@@ -83,7 +83,7 @@ def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line
         size = (
             f"{branch.count} × {size}" if branch.row in columns.outward else format_bytes(branch.count * each)
         )
-    note = ", ".join(_notes(columns, row))
+    note = ", ".join(_notes(columns, row, branch.count))
     return Line(
         clean(branch.label or '""') if label is None else clean(label),
         clean(cls),
@@ -119,8 +119,8 @@ def _most(sizes: dict[str, int]) -> str:
     return f"{first} +{len(sizes) - 1}" if len(sizes) > 1 else first
 
 
-def _notes(columns: Columns, row: int) -> list[str]:
-    """What is special about a row."""
+def _notes(columns: Columns, row: int, count: int = 1) -> list[str]:
+    """What is special about a row, or about each of ``count`` that look alike."""
     form, facts = columns.forms[row], columns.forms[row].facts
     notes = []
     link, first = columns.links.get(row, ("", -1))
@@ -138,7 +138,7 @@ def _notes(columns: Columns, row: int) -> list[str]:
     elif form.kind == "module" and not link:
         tally, (numel, _) = columns.tally(row), columns.by_path(row)
         if 0 < tally.real < tally.tensors:
-            notes.append(_places(tally))
+            notes.append(_places(tally) + (" each" if count > 1 else ""))
         if tally.numel and tally.frozen == tally.numel:
             notes.append("frozen")
         if numel != tally.numel and row:

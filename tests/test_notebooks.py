@@ -1,0 +1,80 @@
+"""The notebooks run from top to bottom, and what is saved in them is what a reader sees on GitHub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def saved(request, needs):
+    return needs("nbformat").read(request.param, as_version=4)
+
+
+@pytest.fixture(scope="module")
+def run(saved, needs):
+    nbclient = needs("nbclient")
+    needs("transformers")
+    fresh = saved.copy()
+    for cell in fresh.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    client = nbclient.NotebookClient(fresh, timeout=300, resources={"metadata": {"path": str(FOLDER)}})
+    client.execute()
+    return fresh
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def said(cell) -> str:
+    """All text that a cell puts out."""
+    return "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+
+
+def cell_with(notebook, source: str):
+    return next(cell for cell in code(notebook) if source in cell.source)
+
+
+def test_only_the_cells_that_show_a_mistake_end_in_one_and_in_one_line(run):
+    for cell in code(run):
+        errors = [o for o in cell.outputs if o.output_type == "error"]
+        assert errors == [], cell.source
+        refused = [o for o in cell.outputs if o.get("name") == "stderr" and o.text.startswith("UsageError: ")]
+        assert bool(refused) == ("raises-exception" in cell.metadata.get("tags", [])), cell.source
+        assert all(o.text.count("\n") <= 2 for o in refused)
+
+
+def test_the_notebook_shows_what_its_text_promises(run):
+    build = said(cell_with(run, "%%meta_build"))
+    assert "model: LlamaForCausalLM, 70.6 B parameters, 263 GiB on meta" in build
+    assert "80 × LlamaDecoderLayer" in build
+    usual = said(cell_with(run, "to_empty"))
+    assert "11 tensors hold whatever was in memory" in usual
+    assert "instead of 0.02\n" in usual
+    assert "output head still tied to the embedding: False" in usual
+    taped = said(cell_with(run, "taped = metaviz.build"))
+    assert "equal to the ordinary build, bit for bit: True" in taped
+    assert "output head still tied to the embedding: True" in taped
+    assert "does NOT fit" in said(cell_with(run, "metaviz.plan(model)"))
+    assert "materialized 8 tensors, 576 MiB, on cpu" in said(cell_with(run, "--dtype bfloat16"))
+    assert "1 … 78" in said(cell_with(run, "--depth 2"))
+    assert said(cell_with(run, "attention = model")) == "(torch.Size([1, 8, 8192]), torch.bfloat16, True)"
+    assert said(cell_with(run, "out = layer(")) == "(torch.Size([1, 8, 4096]), torch.bfloat16, True)"
+    assert said(cell_with(run, "before = layer")).endswith("True")
+
+
+def test_the_saved_outputs_are_those_of_a_run_and_name_no_machine(saved):
+    for cell in code(saved):
+        assert cell.execution_count is not None, cell.source
+    assert any("text/html" in o.get("data", {}) for cell in code(saved) for o in cell.outputs)
+    assert "widgets" not in saved.metadata
+    for cell in saved.cells:
+        text = cell.source + "".join(map(str, cell.get("outputs", [])))
+        assert not re.search(r"(/home/|/root/|/tmp/|/opt/|site-packages)", text), cell.source
