@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
-import functools
 import gc
 import importlib
 import multiprocessing
@@ -186,8 +185,12 @@ def check(case: Case) -> dict[str, Any]:
         return {"outcome": "not makeable", "error": f"configuration: {raised}"}
     if nbytes > MOST_NBYTES:
         return {"outcome": "too large", "nbytes": nbytes}
-    make = functools.partial(cls._from_config, dtype=getattr(torch, case.dtype)) if case.dtype else cls
-    return {"nbytes": nbytes, **compare(lambda: make(copy.deepcopy(config)), str(case))}
+
+    def make() -> Any:
+        fresh = copy.deepcopy(config)
+        return cls._from_config(fresh, dtype=getattr(torch, case.dtype)) if case.dtype else cls(fresh)
+
+    return {"nbytes": nbytes, **compare(make, str(case))}
 
 
 def compare(make: Callable[[], Any], name: str) -> dict[str, Any]:

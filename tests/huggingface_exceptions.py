@@ -80,5 +80,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 # Where an ordinary build leaves parameters uninitialized, so that nobody can give them its values, and why.
 UNINITIALIZED: dict[str, str] = {
+    "qwen3_omni_moe": "its talker, see qwen3_omni_moe_talker_text",
     "qwen3_omni_moe_talker_text": "_init_weights knows the experts of the thinker, not those of the talker",
 }

@@ -130,8 +130,17 @@ def test_a_tied_tensor_is_found_by_any_of_its_paths():
 
 def test_a_shared_module_is_found_by_any_of_its_paths_and_filled_once():
     shared = metaviz.build(lambda: (lambda block: nn.ModuleDict({"a": block, "b": block}))(Block()))
-    assert selected("b", shared) == below("b")
+    assert selected("b", shared) == selected("a", shared) == below("a")
+    assert selected("b.mlp", shared) == selected("a.mlp", shared)
     assert metaviz.plan(shared, "b").nbytes == metaviz.plan(shared).nbytes == 4 * (6 + 3 + 2 + 2)
+
+
+def test_shared_modules_within_shared_ones_are_walked_once_each():
+    nest = nn.Linear(1, 1)
+    for _ in range(40):
+        nest = nn.Sequential(nest, nest)
+    assert len(list(modules(nest))) == 1 + 2 * 40
+    assert selected("1." * 39 + "1", nest) == ["0." * 40 + "weight", "0." * 40 + "bias"]
 
 
 def test_a_module_that_holds_itself_is_walked_once():

@@ -357,3 +357,33 @@ def test_an_op_without_meta_kernel_is_run_for_real_below_the_limit_only():
     assert zoo.faults(build) == []
     with pytest.raises(ValueRead), metaviz.recording(value_limit=1000):
         torch.rand(2000).nonzero()
+
+
+def test_an_address_leads_to_the_values_and_stays_the_same():
+    def build():
+        from safetensors.torch import load, save
+
+        first = torch.arange(4.0)
+        before = first.data_ptr()
+        first.add_(1)
+        kept = nn.Parameter(load(save({"kept": first}))["kept"])
+        assert first.data_ptr() == before != kept.data_ptr()
+        assert first[1:].data_ptr() == before + 4
+        return nn.ParameterList([kept])
+
+    model = metaviz.build(build)
+    metaviz.materialize(model)
+    assert model[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_write_through_an_overlapping_view_leaves_what_it_does_not_reach():
+    def build():
+        holder = nn.Module()
+        values = torch.arange(9.0)
+        values.as_strided((3, 3), (2, 2)).fill_(7)
+        holder.register_buffer("values", values)
+        return holder
+
+    model = metaviz.build(build)
+    metaviz.materialize(model)
+    assert model.values.tolist() == [7.0, 1.0, 7.0, 3.0, 7.0, 5.0, 7.0, 7.0, 7.0]

@@ -300,7 +300,9 @@ def _unloadable(
     for identity, tensor in chosen.items():
         then = was(tensor)
         if then is None:
-            lost[by_tensor[identity][0].path] = "metaviz did not give it its values, or they were cast or moved since"
+            lost[by_tensor[identity][0].path] = (
+                "metaviz did not give it its values, or they were cast or moved since"
+            )
         elif not force and then.versions.get(identity) != version_of(tensor):
             lost[by_tensor[identity][0].path] = "it was changed since it was materialized"
         elif not force and tensor.is_leaf and tensor.grad is not None:

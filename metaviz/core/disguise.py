@@ -106,11 +106,11 @@ def _dtype_name(kind: Any) -> str:
 
 @_handles(Tensor.data_ptr)
 def _data_ptr(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> int:
-    """An address that is no address, but differs where memory would differ: it is only ever compared."""
+    """An address where the values can be read; one where nothing lies, to compare, where they would take too much."""
     tensor = args[0]
     if not recorder.is_taped(tensor):
         return func(*args)
-    return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+    return recorder.address_of(tensor) + tensor.storage_offset() * tensor.element_size()
 
 
 @_handles(Tensor.to)

@@ -42,6 +42,8 @@ class _Followed:
 
 
 _lock = threading.RLock()
+# States are real tensors, also where the caller works with fake ones.
+_plainly = torch._C._DisableTorchDispatch
 _recording: list[Generators] = []
 
 
@@ -52,13 +54,13 @@ class Generators:
         self._followed: dict[int, _Followed] = {}
         self._places: dict[int, Place] = {}
         self._maker = torch.Generator()
-        with _lock:
+        with _lock, _plainly():
             _recording.append(self)
             self._maker.manual_seed(zlib.crc32(self._follow(torch.default_generator).token))
 
     def place(self, generator: torch.Generator | None, draw: Any) -> Place:
         """The place of the next random op of ``generator`` (None: the default one): ``(stream, index)``."""
-        with _lock:
+        with _lock, _plainly():
             followed = self._follow(torch.default_generator if generator is None else generator)
             state = followed.generator.get_state()
             token = _token(state)
@@ -101,7 +103,7 @@ class Generators:
 
     def close(self) -> None:
         """Put every generator back to its state at first use."""
-        with _lock:
+        with _lock, _plainly():
             _recording.remove(self)
             for key, followed in self._followed.items():
                 others = [other._followed[key] for other in _recording if key in other._followed]

@@ -31,7 +31,7 @@ _FILLS = {
 
 
 def _can_draw(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0) -> bool:
-    return low <= high and tensor.dtype.is_floating_point
+    return low <= high and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 # Fills whose meta kernel has nothing to do, and takes up to half a millisecond to do it: it is skipped where these

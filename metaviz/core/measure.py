@@ -77,7 +77,10 @@ class Refusal(NamedTuple):
 
 
 _REFUSALS = {
-    "lazy": Refusal("lazy: its shape is unknown until the first forward", "metaviz.materialize(model); model(example_input)"),
+    "lazy": Refusal(
+        "lazy: its shape is unknown until the first forward",
+        "metaviz.materialize(model); model(example_input)",
+    ),
     "fake": Refusal(
         "fake: it was made under a FakeTensorMode and can never hold values",
         "with metaviz.recording(): model = ...  # outside of FakeTensorMode",

@@ -95,8 +95,10 @@ def origin_of(
     slot = _slot(module, name)
     if slot is None or tuple(tensor.shape) != slot.window.size:
         return None
-    cast_buffer = name in module._buffers and tensor.dtype != slot.window.dtype
-    if id(tensor) == slot.identity or cast_buffer:
+    # Other memory of the same dtype is no cast, or one there and back, which rounds: it has values of its own.
+    if tensor.dtype == slot.window.dtype:
+        return None
+    if id(tensor) == slot.identity or name in module._buffers:
         return Origin(slot.tape, slot.window, False)
     return None
 

@@ -39,22 +39,29 @@ def some(paths: Iterable[str]) -> str:
 
 
 def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """``(path, module)`` of every registered module, each at every path that leads to it, the root first.
+    """``(path, module)`` of every registered module at every slot that holds it, the root first.
 
-    Walks ``_modules``: attribute access would miss a child named ``half``. A module within itself is not entered again.
+    What is below a module is given below its first path only: shared modules within shared ones would else make
+    exponentially many. Walks ``_modules``: attribute access would miss a child named ``half``.
     """
     stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    entered: set[int] = set()
     while stack:
         path, module, above = stack.pop()
         yield path, module
-        children = module.__dict__["_modules"]
-        if children:
+        if id(module) not in entered:
+            entered.add(id(module))
             here = above | {id(module)}
             stack.extend(
                 (join(path, name), child, here)
-                for name, child in reversed(children.items())
+                for name, child in reversed(children_of(module).items())
                 if child is not None and id(child) not in here
             )
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The registered children of ``module`` by name; none where its constructor has not come that far."""
+    return object.__getattribute__(module, "__dict__").get("_modules") or {}
 
 
 class Model:
@@ -74,6 +81,9 @@ class Model:
                 "Next: model = metaviz.build(YourModule, ...)"
             )
         self.modules = dict(modules(model))
+        self._first: dict[int, str] = {}
+        for path, module in self.modules.items():
+            self._first.setdefault(id(module), path)
         registered = registered_ids(model)
         known: dict[int, list[Slot]] = {}
         self.places: list[Place] = []
@@ -96,15 +106,27 @@ class Model:
         chosen: set[str] = set()
         known = dict.fromkeys((*self.modules, *(place.path for place in self.places)))
         for pattern in self._listed(paths):
+            first = self._by_first_path(pattern)
             # A path may look like a glob: `layers[0].weight` is a tensor in a list.
-            if pattern in known:
-                chosen.add(pattern)
+            if first in known:
+                chosen.add(first)
                 continue
             found = set(filter(_glob(pattern), known)) if _is_glob(pattern) else ()
             if not found:
                 raise UnknownPath(_no_such(pattern, known))
-            chosen |= found
+            chosen |= {self._by_first_path(path) for path in found}
         return [place for place in self.places if self._is_below(place, chosen)]
+
+    def _by_first_path(self, path: str) -> str:
+        """``path`` with the way to a module that has several replaced by the first of them."""
+        parts = path.split(".") if path else []
+        module = self.modules[""]
+        for i, name in enumerate(parts):
+            child = children_of(module).get(name)
+            if child is None:
+                return join(self._first[id(module)], ".".join(parts[i:]))
+            module = child
+        return self._first[id(module)]
 
     def _listed(self, paths: Any) -> list[str]:
         # Both of these are iterable at times, and are none the more a list of paths.

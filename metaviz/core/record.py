@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metaviz.core.disguise import HANDLERS, call_on
 from metaviz.core.kinds import kind_of
 from metaviz.core.origin import remember
+from metaviz.core.paths import modules
 from metaviz.core.recorder import Recorder, device_context
 from metaviz.core.tape import Tape
 from metaviz.errors import NestedRecording
@@ -115,7 +116,7 @@ def build(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     with recording() as rec:
         result = fn(*args, **kwargs)
         if isinstance(result, torch.nn.Module):
-            rec._built = list(result.modules())
+            rec._built = [module for _, module in modules(result)]
         return result
 
 

@@ -61,6 +61,7 @@ class Recorder:
         self._limit = value_limit
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._flat: dict[int, torch.Tensor] = {}
+        self._addresses: dict[int, torch.UntypedStorage] = {}
         self._read: dict[int, tuple[int, torch.UntypedStorage]] = {}
         self._arrays = Arrays(self._hold)
 
@@ -198,8 +199,11 @@ class Recorder:
         generator = kwargs.get("generator")
         if generator is not None:
             kwargs = {**kwargs, "generator": None}
+        if kind.skippable is not None and not kind.skippable(*args):
+            # An ordinary build raises here.
+            return self.for_real(func, kind, args, kwargs)
         try:
-            out = args[0] if kind.skippable is not None and kind.skippable(*args) else func(*args, **kwargs)
+            out = args[0] if kind.skippable is not None else func(*args, **kwargs)
         except Exception as error:
             return self._where_meta_fails(error, func, kind, args, {**kwargs, "generator": generator})
         if kind.name == "resize_":
@@ -238,7 +242,7 @@ class Recorder:
         nbytes = self.tape.storages[window.storage].nbytes
         if window.offset or window.numel() * window.dtype.itemsize != nbytes:
             return False
-        return window.is_contiguous() or window.extent() == (0, nbytes)
+        return window.is_dense()
 
     def _append(self, func, args, kwargs, reads, writes, outputs, random=False, generator=None) -> None:
         if self._arrays:
@@ -326,6 +330,19 @@ class Recorder:
                 self._hold(whole, whole.on(storage))
             self._read[number] = known = (len(record.writers), storage)
         return known[1]
+
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """Where the storage of the taped ``tensor`` begins: the same whenever it is asked for."""
+        number = tag_of(tensor).storage
+        try:
+            now = self.memory_of(tensor, "data_ptr")
+        except ValueRead:
+            # Beyond what a process can map, and further apart than storages are long.
+            return (1 << 60) + (number << 36)
+        with plain_torch():
+            memory = self._addresses.setdefault(number, torch.UntypedStorage(now.nbytes()))
+            memory.copy_(now)
+        return memory.data_ptr()
 
     def share(self, tensor: torch.Tensor, real: torch.Tensor, array: Any) -> torch.Tensor:
         """The taped ``tensor``, of which ``array`` has the memory in an ordinary build, and ``real`` here."""

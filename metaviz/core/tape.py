@@ -46,6 +46,15 @@ class Window(NamedTuple):
             expected *= n
         return True
 
+    def is_dense(self) -> bool:
+        """Whether the elements lie side by side in memory, each in a place of its own, in whatever order."""
+        expected = 1
+        for step, n in sorted((step, n) for step, n in zip(self.stride, self.size, strict=True) if n != 1):
+            if step != expected:
+                return False
+            expected *= n
+        return True
+
     def on(self, memory: torch.UntypedStorage) -> torch.Tensor:
         """The tensor that this window shows of ``memory``."""
         blank = torch.empty(0, dtype=self.dtype, device=memory.device)
