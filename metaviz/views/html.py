@@ -56,9 +56,9 @@ _RULES = {
     ".mv-tree summary.mv-row:focus-visible": "outline:2px solid var(--jp-brand-color1,#1f6feb);"
     "outline-offset:-2px",
     ".mv-tree .mv-name": "flex:1 1 0;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap",
-    ".mv-tree.mv-tree code": f"font-family:{_CODE};font-size:inherit;background:none;padding:0;color:inherit;"
+    ".mv-tree.mv-tree.mv-tree code": f"font-family:{_CODE};font-size:inherit;background:none;padding:0;color:inherit;"
     "unicode-bidi:isolate",
-    ".mv-tree .mv-root code": "font-weight:600",
+    ".mv-tree.mv-tree.mv-tree .mv-root code": "font-weight:600",
     ".mv-tree.mv-tree em": f"font-style:normal;color:{_DIM};margin-left:3px;unicode-bidi:isolate",
     ".mv-tree .mv-note": f"color:{_DIM};font-size:12px;font-style:italic;margin-left:6px;"
     "unicode-bidi:isolate",
@@ -81,7 +81,7 @@ _RULES = {
     ".mv-tree.mv-tree .mv-foot": f"margin-top:4px;padding:6px 4px 2px 18px;border-top:1px solid {_RULE};"
     f"font-size:12px;line-height:1.6",
     ".mv-tree .mv-foot>div+div": f"color:{_DIM}",
-    ".mv-tree.mv-tree .mv-foot code": f"background:{_HOVER};padding:1px 5px;border-radius:3px;"
+    ".mv-tree.mv-tree.mv-tree .mv-foot code": f"background:{_HOVER};padding:1px 5px;border-radius:3px;"
     "color:var(--jp-ui-font-color1,inherit)",
 }
 _NARROW = {640: ".mv-tree :is(.mv-dtype,.mv-device)", 480: ".mv-tree .mv-amount"}
