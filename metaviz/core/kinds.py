@@ -15,6 +15,7 @@ aten = torch.ops.aten
 # In-place ops that leave nothing of what was there before.
 _OVERWRITES = {"zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_"}
 _OVERWRITES |= {"exponential_", "cauchy_", "log_normal_", "geometric_"}
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # Ops that on meta check no values, or give other strides: where it is cheap they are run for real.
 _DIFFER_ON_META = {"_linalg_check_errors", "_linalg_svd", "linalg_eig"}
 # Arguments that an op writes though its schema does not say so: the running statistics.
@@ -94,3 +95,8 @@ class Kind:
 
 
 kind_of = functools.cache(Kind)
+
+
+def is_plain(out: Any) -> bool:
+    """Whether a result of an op on meta can stand for the real one: sparse and quantized ones cannot."""
+    return not isinstance(out, torch.Tensor) or (out.layout is torch.strided and out.dtype not in _QUANTIZED)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from metaviz.core.arrays import Arrays
 from metaviz.core.generators import Generators
-from metaviz.core.kinds import Kind
+from metaviz.core.kinds import Kind, is_plain
 from metaviz.core.provenance import said, where
 from metaviz.core.replay import EagerDraws, OpDraw, plain_torch, replay, values_of_another
 from metaviz.core.tape import (
@@ -41,8 +41,6 @@ aten = torch.ops.aten
 _COPY_LIMIT = 64 * 2**20
 
 _NO_KWARGS: dict[str, Any] = {}
-
-_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
 class Recorder:
@@ -211,7 +209,7 @@ class Recorder:
             self.tape.storages[tag_of(args[0]).storage].nbytes = storage.nbytes()
             return out
         outs = out if type(out) in (tuple, list) else (out,)
-        if not all(map(_is_plain, outs)):
+        if not all(map(is_plain, outs)):
             return self.for_real(
                 func, kind, args, {**kwargs, "generator": generator} if generator else kwargs
             )
@@ -386,11 +384,6 @@ class Recorder:
 def device_context() -> Any:
     """What ``torch.set_default_device`` has set in this thread, None if nothing."""
     return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-
-
-def _is_plain(out: Any) -> bool:
-    """Whether a result of an op on meta can stand for the real one: sparse and quantized ones cannot."""
-    return not isinstance(out, torch.Tensor) or (out.layout is torch.strided and out.dtype not in _QUANTIZED)
 
 
 def _too_big(reader: str, cost: int, limit: int) -> str:

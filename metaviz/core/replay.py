@@ -206,12 +206,26 @@ def _run(tape: Tape, number: int, memory: dict[int, torch.UntypedStorage], draws
     kwargs = {name: map_windows(value, tensor) for name, value in op.kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = draws.device
-    result = draws.run(op, number, args, kwargs) if op.draw else op.func(*args, **kwargs)
+    with _default_dtype(op.default_dtype):
+        result = draws.run(op, number, args, kwargs) if op.draw else op.func(*args, **kwargs)
     del args, kwargs
     results = result if isinstance(result, tuple | list) else (result,)
     for window, out in zip(op.outputs, results, strict=bool(op.outputs)):
         if window is not None:
             memory[window.storage] = _as_recorded(tape, window, out, draws.device)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    if dtype == before:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _as_recorded(tape: Tape, window: Window, out: torch.Tensor, device: torch.device) -> torch.UntypedStorage:

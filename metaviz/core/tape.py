@@ -98,10 +98,11 @@ class Op:
 
     ``args`` and ``kwargs`` hold windows where tensors were. ``reads`` are the storages whose earlier content matters,
     ``writes`` the windows it writes (outputs included), ``outputs`` where its results go. ``draw`` is its place among
-    the random ops: ``(stream, index)``.
+    the random ops: ``(stream, index)``. ``default_dtype`` is torch's when the op was done: ``linspace`` and
+    divisions of integers ask for it.
     """
 
-    __slots__ = ("args", "draw", "func", "kwargs", "outputs", "reads", "where", "writes")
+    __slots__ = ("args", "default_dtype", "draw", "func", "kwargs", "outputs", "reads", "where", "writes")
 
     def __init__(self, func, args, kwargs, reads, writes, outputs, where=None, draw=None):
         self.func: Callable = func
@@ -112,6 +113,7 @@ class Op:
         self.outputs: tuple[Window | None, ...] = outputs
         self.where: Where | None = where
         self.draw: tuple[Stream, int] | None = draw
+        self.default_dtype: torch.dtype = torch.get_default_dtype()
 
     @property
     def name(self) -> str:

@@ -56,8 +56,8 @@ _RULES = {
     ".mv-tree summary.mv-row:focus-visible": "outline:2px solid var(--jp-brand-color1,#1f6feb);"
     "outline-offset:-2px",
     ".mv-tree .mv-name": "flex:1 1 0;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap",
-    ".mv-tree.mv-tree.mv-tree code": f"font-family:{_CODE};font-size:inherit;background:none;padding:0;color:inherit;white-space:nowrap;"
-    "unicode-bidi:isolate",
+    ".mv-tree.mv-tree.mv-tree code": f"font-family:{_CODE};font-size:inherit;background:none;padding:0;color:inherit;"
+    "white-space:nowrap;unicode-bidi:isolate",
     ".mv-tree.mv-tree.mv-tree .mv-root code": "font-weight:600",
     ".mv-tree.mv-tree em": f"font-style:normal;color:{_DIM};margin-left:3px;unicode-bidi:isolate",
     ".mv-tree .mv-note": f"color:{_DIM};font-size:12px;font-style:italic;margin-left:6px;"
