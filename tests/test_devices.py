@@ -107,9 +107,9 @@ def test_another_thread_gives_the_same_while_this_one_builds_on_meta():
     model, ordinary = both()
     reports = []
     with torch.device("meta"), metaviz.recording():
-        thread = threading.Thread(target=lambda: reports.append(metaviz.materialize(model)))
+        thread = threading.Thread(target=lambda: reports.append(metaviz.materialize(model)), daemon=True)
         thread.start()
-        thread.join()
+        thread.join(timeout=120)
     assert len(reports[0].tensors) == 8
     check_normal_and_equal(model, ordinary)
 
