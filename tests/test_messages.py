@@ -192,7 +192,7 @@ def test_unloading_values_that_metaviz_did_not_give(tmp_path, monkeypatch):
     text = message(WouldLoseValues, lambda: metaviz.unload(model))
     assert text == (
         "Unloading would lose values of 2 of 2 chosen tensors: weight, bias. weight: metaviz did not "
-        "give it its values. "
+        "give it its values, or they were cast or moved since. "
         "Nothing was changed. Choose other parts, or save them first: torch.save(model.state_dict(), "
         "'kept.pt')."
     )
