@@ -31,10 +31,8 @@ from metaviz.core.paths import Model
 
 SEED = 7
 MIB = 2**20
-# Of which torch and transformers map about 1 GiB.
-ADDRESS_SPACE = 8 * 2**30
-# Above this a type is not built at all.
-MOST_NBYTES = 1536 * MIB
+ADDRESS_SPACE = 8 * 2**30  # of which torch and transformers map about 1 GiB
+MOST_NBYTES = 1536 * MIB  # above this a type is not built at all
 
 
 class Case(NamedTuple):
@@ -94,7 +92,7 @@ _EXPERTS = re.compile(r"experts?$")
 _CHOSEN_EXPERTS = re.compile(r"^(num_experts_per_tok|moe_topk|top_k_experts|moe_top_k)$")
 _INNER = re.compile(r"intermediate_size|ffn_dim|d_ff|mlp_dim|ffn_hidden_size|inner_dim|dim_ff")
 _WIDTHS = re.compile(
-    r"(hidden_size|(hidden|e?m?b?emb(ed)?|projection)_dim|d_model|n_embd|embedding_size|_width|heads?)$"
+    r"(hidden_size|(hidden|emb|embed|projection)_dim|d_model|n_embd|embedding_size|upsample_groups|_width|heads?)$"
 )
 STEPS = 7
 
@@ -381,7 +379,8 @@ def check_apart(case: Case, timeout_seconds: float = 300) -> dict[str, Any]:
     try:
         found = ours.recv() if ours.poll(timeout_seconds) else {"outcome": "timeout"}
     except EOFError:
-        found = {"outcome": "crashed"}
+        process.join()
+        found = {"outcome": "crashed", "exitcode": process.exitcode}
     finally:
         process.kill()
         process.join()

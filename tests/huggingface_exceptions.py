@@ -8,6 +8,7 @@ _RESNET = {"backbone_config": {"model_type": "resnet", "out_features": ["stage4"
 _STAGES = ["stage2", "stage3", "stage4"]
 _PREDICTION = {"prediction_length": 24}
 _EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "top_k_experts": 2}
+_MAMBA = {"hidden_size": 256, "mamba_n_heads": 8, "mamba_d_head": 64, "num_attention_heads": 8}
 _HEAD_DIM = {"head_dim": 128}
 _SHARED = {"shared_expert_intermediate_size": 64}
 _TWO_STAGES = {
@@ -22,7 +23,7 @@ _DROPOUT = {"dropout_rate": 0.0}
 # types that stay large because their fields must agree with each other.
 CONFIGS: dict[str, dict[str, Any]] = {
     "autoformer": _PREDICTION,
-    "bamba": {"hidden_size": 256, "mamba_n_heads": 8, "mamba_d_head": 64, "num_attention_heads": 8},
+    "bamba": _MAMBA,
     "chameleon": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
     "conditional_detr": _RESNET,
     "dab-detr": _RESNET,
@@ -48,6 +49,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gemma3n_text": {"num_hidden_layers": 6, "num_kv_shared_layers": 0},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": _MAMBA,
     "hunyuan_v1_dense": _HEAD_DIM,
     "hunyuan_v1_moe": _HEAD_DIM,
     "hunyuan_vl": {"text_config": _HEAD_DIM},

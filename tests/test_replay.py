@@ -304,3 +304,20 @@ def test_a_part_takes_memory_for_that_part_only(tmp_path):
     metaviz.materialize(model, "0")
     peak = allocated(lambda: metaviz.materialize(model, "4"), tmp_path / "trace.json")
     assert 4 * MIB <= peak <= 5 * MIB
+
+
+def test_ops_run_under_the_default_dtype_of_the_build():
+    def build():
+        holder = nn.Module()
+        holder.register_buffer("w", torch.linspace(1e-3, 10, 256))
+        return holder
+
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        ordinary, model = build(), metaviz.build(build)
+    finally:
+        torch.set_default_dtype(before)
+    metaviz.materialize(model)
+    assert model.w.dtype == ordinary.w.dtype == torch.bfloat16
+    assert torch.equal(model.w, ordinary.w)
