@@ -1,18 +1,24 @@
 """See which parts of a model on the meta device can be given values, and give them to just the parts you want."""
 
 from metaviz.core.apply import Report, materialize, unload
+from metaviz.core.around import findings
+from metaviz.core.finding import Finding
 from metaviz.core.plan import Plan, plan
 from metaviz.core.record import build, recording
 from metaviz.core.tree import ModuleTree, tree
+from metaviz.core.verdict import Verdict
 from metaviz.errors import MetavizError
 
 __version__ = "0.1.0"
 __all__ = [
+    "Finding",
     "MetavizError",
     "ModuleTree",
     "Plan",
     "Report",
+    "Verdict",
     "build",
+    "findings",
     "materialize",
     "plan",
     "recording",

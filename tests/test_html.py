@@ -101,10 +101,10 @@ def test_names_from_a_model_are_text_and_never_markup():
 
 
 def test_a_reason_and_a_fix_are_text_too():
-    from metaviz.core.sources import Answer
+    from metaviz.core.verdict import Verdict
 
     def answer(*rest):
-        return Answer(False, None, "<script>1</script>", "<script>2</script>")
+        return Verdict(False, None, "<script>1</script>", "<script>2</script>")
 
     page = read(linear(), answer)
     assert "script" not in page.tags

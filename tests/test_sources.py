@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import metaviz
-from metaviz.core.sources import replay_answer
+from metaviz.core.sources import replay_verdict
 from metaviz.errors import CannotMaterialize
 
 SEED = 5
@@ -203,7 +203,7 @@ def test_a_reason_names_the_init_function_and_the_line_that_called_it():
 
 
 def test_a_tensor_without_elements_needs_no_op():
-    answer = replay_answer(metaviz.build(Layouts).none, None, "none")
+    answer = replay_verdict(metaviz.build(Layouts).none, None, "none")
     assert (answer.can, answer.source, answer.fix) == (True, "replay", None)
 
 

@@ -8,18 +8,18 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from metaviz.core.sources import Answer
+from metaviz.core.verdict import Verdict
 from metaviz.core.tree import ModuleTree, tree
 
 META = torch.device("meta")
 
 
 def yes(tensor, module, name, kind):
-    return Answer(True, "replay", "a test says so")
+    return Verdict(True, True, "a test says so", None, "replay", "replay")
 
 
 def no(tensor, module, name, kind):
-    return Answer(False, None, "A test says no.", "fix(it)")
+    return Verdict(False, None, "A test says no.", "fix(it)")
 
 
 def only(*names):

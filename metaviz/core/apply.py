@@ -20,7 +20,7 @@ from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
 from metaviz.core.replay import draws_for, plain_torch, replay
 from metaviz.core.report import Report
 from metaviz.core.swap import Change, commit
-from metaviz.core.tape import MARK, Tag, Window, version_of, window, window_of
+from metaviz.core.tape import MARK, Tag, Window, tag_of, version_of, window, window_of
 from metaviz.errors import CannotMaterialize, WouldLoseValues
 
 Progress = Callable[[int, int, str], object]
@@ -51,11 +51,14 @@ def materialize(
         paths: Module paths (each takes its subtree), tensor paths or globs such as ``"layers.*.mlp"``; ``""`` is the
             whole model.
         device: Where the values shall be: ``"cpu"`` (default), ``"cuda:0"`` ...
-        source: ``"auto"`` or ``"replay"``: run again what the constructor did.
+        source: ``"replay"``: run again what the constructor did. ``"reset"``: call the modules' own init methods,
+            children first, where :meth:`ModuleTree.verdict` says that they write the tensor. ``"auto"``: replay where
+            it can, else reset.
         rng: ``"eager"`` gives the numbers of an ordinary CPU build with the seed that was set when the model was
             built, bit for bit, whatever is chosen and on whatever device. ``"keyed"`` draws each random op on the
             device with a seed of its own: the same values for any selection. ``"device"`` draws from the device's
-            global generator.
+            global generator. A reset has no ordinary build to follow: with ``"eager"`` it draws from the CPU's global
+            generator, which moves on as if you had called the methods yourself.
         dtype: Floating-point dtype to cast to. Default: the dtype that each tensor has now.
         blocked: ``"error"`` refuses if a chosen tensor cannot be given values; ``"skip"`` leaves such ones on meta.
         progress: Called as ``progress(done_nbytes, total_nbytes, path)`` after each tensor. What it raises stops all.
@@ -84,6 +87,8 @@ def materialize(
         check(work.plan, blocked)
         try:
             changes = _carry_out(work, rng, progress or (lambda *_: None))
+            if work.program is not None and rng == "eager":
+                work.program.advance()
         except BaseException as error:
             # Notebooks keep the last traceback, and its frames keep what was filled aside.
             traceback.clear_frames(error.__traceback__)
@@ -228,7 +233,7 @@ def _filled(fill: Fill, memory: torch.UntypedStorage, device: torch.device) -> l
     if fill.exact:
         if memory.device != device:
             memory = torch.UntypedStorage(memory.nbytes(), device=device).copy_(memory)
-        return [window_of(t).on(memory) for t in fill.tensors]
+        return [window(fill.source.storage, t).on(memory) for t in fill.tensors]
     return [_cast(fill, memory, t, device) for t in fill.tensors]
 
 
@@ -276,10 +281,22 @@ def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
         by_storage.setdefault(entry[1].untyped_storage()._cdata, []).append(entry)
     for entries in by_storage.values():
         fill = entries[0][2]
-        tag = Tag(fill.tape, fill.source.storage, None if fill.exact else fill.source)
+        again = fill.origin == "replay"
+        if again:
+            tag = Tag(fill.tape, fill.source.storage, None if fill.exact else fill.source)
+        else:
+            tag = _tag_before(entries[0][0], fill)
         # Whether the swap will keep the old object or the new one, its version is that of the new content.
         versions = {id(tensor): version_of(new) for old, new, _ in entries for tensor in (old, new)}
-        mark_real(entries[0][1].untyped_storage(), Was(tag, versions))
+        mark_real(entries[0][1].untyped_storage(), Was(tag, versions, again))
+
+
+def _tag_before(old: torch.Tensor, fill: Fill) -> Tag | None:
+    """What the storage of a tensor was tagged with before a reset gave it other values than its tape has."""
+    tag = tag_of(old)
+    if tag is None or fill.exact or tag.source is not None:
+        return tag
+    return tag._replace(source=window_of(old))
 
 
 def _unloadable(
@@ -303,6 +320,8 @@ def _unloadable(
             lost[by_tensor[identity][0].path] = (
                 "metaviz did not give it its values, or they were cast or moved since"
             )
+        elif not force and not then.again:
+            lost[by_tensor[identity][0].path] = "reset drew its values, and would draw others"
         elif not force and then.versions.get(identity) != version_of(tensor):
             lost[by_tensor[identity][0].path] = "it was changed since it was materialized"
         elif not force and tensor.is_leaf and tensor.grad is not None:
@@ -321,9 +340,14 @@ def _unloadable(
 
 
 def _on_meta(
-    tensor: torch.Tensor, tag: Tag, blank: dict[tuple[int, int], torch.UntypedStorage]
+    tensor: torch.Tensor, tag: Tag | None, blank: dict[tuple[int, int], torch.UntypedStorage]
 ) -> torch.Tensor:
     """``tensor`` as it was before it was materialized: on meta, known to its tape."""
+    if tag is None:
+        real = tensor.untyped_storage()
+        if (key := (0, real._cdata)) not in blank:
+            blank[key] = torch.UntypedStorage(real.nbytes(), device="meta")
+        return window(0, tensor).on(blank[key])
     if tag.source is not None:
         new = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         setattr(new.untyped_storage(), MARK, tag)

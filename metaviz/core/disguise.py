@@ -324,6 +324,7 @@ def _deepcopy(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Tenso
 @_handles(Tensor.data.__set__)
 def _set_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> None:
     tensor, value = args
+    recorder.guard(tensor)
     if recorder.is_taped(tensor) and value.device.type == "cpu":
         value = recorder.twin(value)
     elif tensor.device.type == "cpu" and recorder.is_taped(value):

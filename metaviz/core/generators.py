@@ -61,6 +61,8 @@ class Generators:
     def place(self, generator: torch.Generator | None, draw: Any) -> Place:
         """The place of the next random op of ``generator`` (None: the default one): ``(stream, index)``."""
         with _lock, _plainly():
+            if self not in _recording:
+                raise RuntimeError("This recording has been given up on: it can draw nothing any more.")
             followed = self._follow(torch.default_generator if generator is None else generator)
             state = followed.generator.get_state()
             token = _token(state)
@@ -102,12 +104,18 @@ class Generators:
                 generator.set_state(token)
 
     def close(self) -> None:
-        """Put every generator back to its state at first use."""
+        """Put every generator back to its state at first use; once, also when called again."""
         with _lock, _plainly():
+            if self not in _recording:
+                return
             _recording.remove(self)
             for key, followed in self._followed.items():
                 others = [other._followed[key] for other in _recording if key in other._followed]
                 followed.generator.set_state(others[0].state if others else followed.before)
+
+    def reached(self) -> list[tuple[torch.Generator, Place]]:
+        """Each generator that was drawn from, and the place that it would be at now in an ordinary run."""
+        return [(followed.generator, followed.next) for followed in self._followed.values()]
 
     def _follow(self, generator: torch.Generator) -> _Followed:
         followed = self._followed.get(id(generator))

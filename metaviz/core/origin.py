@@ -42,10 +42,17 @@ class _Seen(NamedTuple):
 
 
 class Was(NamedTuple):
-    """What a materialized storage carries: its tag on meta, and by id each tensor's version when it was filled."""
+    """What a materialized storage carries.
 
-    tag: Tag
+    Attributes:
+        tag: Its tag on meta, None if it had none.
+        versions: By id, each tensor's version when it was filled.
+        again: Whether its values can be had again.
+    """
+
+    tag: Tag | None
     versions: dict[int, int]
+    again: bool = True
 
 
 # Modules by id: their classes may forbid hashing. An entry goes when its module does.

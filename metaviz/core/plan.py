@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,11 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metaviz.core import devices
-from metaviz.core.origin import origin_of
+from metaviz.core.choice import Choice, Fill
 from metaviz.core.paths import Model, Place, some
+from metaviz.core.program import Program
 from metaviz.core.replay import CPU, draws_for, peak_nbytes, plain_torch
-from metaviz.core.sources import Answer, replay_answer
-from metaviz.core.tape import Tape, Window
+from metaviz.core.sources import Sources
 from metaviz.core.units import format_bytes
 from metaviz.errors import CannotMaterialize, NotEnoughMemory
 
@@ -32,7 +33,7 @@ class PlannedTensor:
         shape: Its shape.
         dtype: The dtype that it will have.
         nbytes: Bytes that it will take; 0 for what shares its memory with an earlier one of the plan.
-        source: ``"replay"``.
+        source: ``"replay"`` or ``"reset"``.
         reason: Where the values come from.
     """
 
@@ -83,7 +84,7 @@ class Plan:
         lines = [
             f"{count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)} → {self.device}, "
             + ("fits" if self.fits else "does NOT fit")
-            + f", from replay (rng={self.rng!r})"
+            + f", {from_sources(self.tensors)} (rng={self.rng!r})"
         ]
         for device, need in self.peak_nbytes.items():
             lines.append(
@@ -100,30 +101,6 @@ class Plan:
 
 
 @dataclasses.dataclass(slots=True)
-class Fill:
-    """Tensors that get their values from one place, and share memory if ``exact``.
-
-    ``source`` is the window of the tape that has the values; the tensors keep their own sizes and strides.
-    """
-
-    tape: Tape
-    source: Window
-    exact: bool
-    dtype: torch.dtype
-    tensors: list[torch.Tensor]
-    reasons: list[str]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the tensors take together."""
-        if self.exact:
-            return self.tape.storages[self.source.storage].nbytes
-        first = self.tensors[0]
-        start, stop = Window(0, self.dtype, first.size(), first.stride(), 0).extent()
-        return stop - start
-
-
-@dataclasses.dataclass(slots=True)
 class Work:
     """A plan together with the objects that it is about, for :mod:`metaviz.core.apply`."""
 
@@ -132,6 +109,15 @@ class Work:
     lazy: list[torch.Tensor]
     places: dict[int, list[Place]]
     dtype: torch.dtype | None
+    program: Program | None
+
+
+def from_sources(tensors: Iterable[PlannedTensor]) -> str:
+    """How many tensors come from which source: `"from replay"`, `"12 from replay, 2 from reset"`."""
+    counts = Counter(tensor.source for tensor in tensors)
+    if len(counts) < 2:
+        return f"from {next(iter(counts), 'replay')}"
+    return ", ".join(f"{number:,} from {source}" for source, number in counts.items())
 
 
 def plan(
@@ -149,7 +135,7 @@ def plan(
         model: The model.
         paths: Module paths (each takes its subtree), tensor paths or globs; ``""`` is the whole model.
         device: Where the values shall be. Default: CPU.
-        source: ``"auto"`` or ``"replay"``.
+        source: ``"replay"``, ``"reset"``, or ``"auto"``: replay where it can, else reset.
         rng: ``"eager"``, ``"keyed"`` or ``"device"``.
         dtype: Floating-point dtype to cast to. Default: what each tensor has now.
 
@@ -175,18 +161,15 @@ def prepare(
     """The plan and what it is about; raises what :func:`plan` raises. Call it under :func:`plain_torch`."""
     target = devices.resolve(device)
     wanted = _floating(dtype)
-    if source not in ("auto", "replay"):
-        raise ValueError(f"source={source!r} is not one of 'auto', 'replay'.")
     draws_for(rng, CPU)
     view = Model(model)
     chosen = view.select(paths)
     by_tensor: dict[int, list[Place]] = {}
     for place in view.places:
         by_tensor.setdefault(id(place.slot.tensor), []).append(place)
-    fills: dict[Any, Fill] = {}
     lazy: list[torch.Tensor] = []
     kept: list[str] = []
-    blocked: dict[str, str] = {}
+    asked: list[list[Place]] = []
     for identity in dict.fromkeys(id(place.slot.tensor) for place in chosen):
         places = by_tensor[identity]
         tensor = places[0].slot.tensor
@@ -196,7 +179,10 @@ def prepare(
         elif not tensor.is_meta:
             kept.append(places[0].path)
         else:
-            _add(fills, blocked, places, wanted)
+            asked.append(places)
+    choice = Choice(Sources(model), source, wanted)
+    choice.add(asked, by_tensor)
+    fills, blocked = choice.fills, choice.blocked
     pulled_in = _pull_in(fills, blocked, by_tensor)
     found = list(fills.values())
     need = _peak(found, target, rng)
@@ -212,7 +198,7 @@ def prepare(
         peak_nbytes=need,
         free_nbytes={where: devices.free_nbytes(where) for where in need},
     )
-    return Work(described, found, lazy, by_tensor, wanted)
+    return Work(described, found, lazy, by_tensor, wanted, choice.program)
 
 
 def check(described: Plan, blocked: str = "error") -> None:
@@ -272,32 +258,6 @@ def _floating(dtype: Any) -> torch.dtype | None:
     return found
 
 
-def _answer(place: Place) -> Answer:
-    return replay_answer(place.slot.tensor, place.module, place.slot.name, place.slot.kind)
-
-
-def _add(
-    fills: dict[Any, Fill], blocked: dict[str, str], places: list[Place], wanted: torch.dtype | None
-) -> None:
-    """Add the tensor at ``places`` to the fill of its memory, or to what is blocked."""
-    answers = ((place, _answer(place)) for place in places)
-    place, answer = next((pair for pair in answers if pair[1].can), (None, None))
-    if place is None:
-        first = places[0]
-        answer = _answer(first)
-        blocked[first.path] = f"{answer.reason} Next: {answer.fix}"
-        return
-    tensor = place.slot.tensor
-    name = place.slot.name if place.slot.kind != "attribute" else None
-    origin = origin_of(tensor, place.module, name)
-    dtype = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
-    exact = origin.exact and dtype == origin.window.dtype
-    key = (id(origin.tape), origin.window.storage) if exact else id(tensor)
-    fill = fills.setdefault(key, Fill(origin.tape, origin.window, exact, dtype, [], []))
-    fill.tensors.append(tensor)
-    fill.reasons.append(answer.reason)
-
-
 def _pull_in(
     fills: dict[Any, Fill], blocked: dict[str, str], by_tensor: dict[int, list[Place]]
 ) -> tuple[str, ...]:
@@ -315,7 +275,7 @@ def _pull_in(
             continue
         if owner is not None:
             owner.tensors.append(tensor)
-            owner.reasons.append(_answer(places[0]).reason)
+            owner.reasons.append(f"shares its memory with {by_tensor[id(owner.tensors[0])][0].path}")
             found.append(places[0].path)
     return tuple(found)
 
@@ -346,5 +306,7 @@ def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[
         nbytes = fill.nbytes
         for tensor, reason in zip(fill.tensors, fill.reasons, strict=True):
             path, *also = (place.path for place in by_tensor[id(tensor)])
-            yield PlannedTensor(path, tuple(also), tuple(tensor.shape), fill.dtype, nbytes, "replay", reason)
+            yield PlannedTensor(
+                path, tuple(also), tuple(tensor.shape), fill.dtype, nbytes, fill.origin, reason
+            )
             nbytes = 0

@@ -34,12 +34,22 @@ def said(place: Where) -> str:
     return f"{os.path.basename(called(place.filename))}:{place.line}"
 
 
+# Functions of metaviz that call init methods: what is above them is no code that the op comes from.
+callers: set[CodeType] = set()
+
+
 def where() -> Where | None:
-    """The innermost line outside of torch and metaviz, and the torch.nn.init function it called, if it did."""
+    """The innermost line outside of torch and metaviz, and the torch.nn.init function it called, if it did.
+
+    Of a method of torch that metaviz itself has called, it is the line of that method.
+    """
     frame = sys._getframe(1)
-    name = None
+    name, below = None, frame
     while frame is not None:
         code = frame.f_code
+        if code in callers:
+            return _where(name, below.f_code.co_filename, below.f_lineno)
+        below = frame
         inside = _inside.get(code)
         if inside is None:
             inside = _inside[code] = code.co_filename.startswith((_TORCH, _METAVIZ))

@@ -12,7 +12,7 @@ import gc
 import os
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -62,19 +62,8 @@ class recording:
         self._built: list[torch.nn.Module] | None = None
 
     def __enter__(self) -> recording:
-        if getattr(_active, "recording", None) is not None:
-            raise NestedRecording(
-                "A recording is running in this thread already, and its tape takes in everything that is built here. "
-                "Leave out the inner metaviz.build(...) or metaviz.recording(): call the constructor itself."
-            )
         with contextlib.ExitStack() as stack:
-            stack.callback(setattr, _active, "recording", None)
-            _active.recording = self
-            stack.enter_context(_restored_process_state())
-            recorder = Recorder(self.tape, self._value_limit)
-            stack.callback(recorder.close)
-            stack.enter_context(_FunctionMode(recorder))
-            stack.enter_context(_DispatchMode(recorder))
+            stack.enter_context(recorded(lambda: Recorder(self.tape, self._value_limit)))
             self._stack = stack.pop_all()
         return self
 
@@ -88,6 +77,29 @@ class recording:
         else:
             # Not by assignment: a frozen dataclass forbids that.
             error.with_traceback(_without_our_frames(trace))
+
+
+@contextlib.contextmanager
+def recorded(make: Callable[[], Recorder]) -> Iterator[Recorder]:
+    """The modes that make the code inside, in this thread, go through the recorder that ``make`` gives.
+
+    Raises:
+        NestedRecording: This thread is recording already.
+    """
+    if getattr(_active, "recording", False):
+        raise NestedRecording(
+            "A recording is running in this thread already, and its tape takes in everything that is built here. "
+            "Leave out the inner metaviz.build(...) or metaviz.recording(): call the constructor itself."
+        )
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, _active, "recording", False)
+        _active.recording = True
+        stack.enter_context(_restored_process_state())
+        recorder = make()
+        stack.callback(recorder.close)
+        stack.enter_context(_FunctionMode(recorder))
+        stack.enter_context(_DispatchMode(recorder))
+        yield recorder
 
 
 def build(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:

@@ -82,6 +82,9 @@ class Recorder:
         tag = tag_of(tensor)
         return tag is not None and tag.tape is self.tape
 
+    def guard(self, tensor: torch.Tensor) -> None:
+        """Raise if ``tensor`` must not be given other memory; a constructor may do so with any."""
+
     def run(self, func: Any, kind: Kind, args: tuple, kwargs: dict) -> Any:
         """Do one aten op as the constructor expects it."""
         if kind.skippable is not None and not kwargs and kind.skippable(*args):

@@ -46,7 +46,7 @@ class EagerDraws:
     def __init__(self) -> None:
         self._generator = torch.Generator()
 
-    def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+    def run(self, op: Op, key: str, args: tuple, kwargs: dict) -> Any:
         """Run a random op."""
         stream, index = op.draw
         self._generator.set_state(stream.state_before(index))
@@ -57,15 +57,15 @@ class EagerDraws:
 
 
 class KeyedDraws:
-    """Each random op has its own generator on the target device, seeded by (seed, number of the op)."""
+    """Each random op has its own generator on the target device, seeded by (seed, key of the op)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._generator = torch.Generator(device)
 
-    def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+    def run(self, op: Op, key: str, args: tuple, kwargs: dict) -> Any:
         """Run a random op."""
-        key = f"{op.draw[0].seed}/{number}".encode()
+        key = f"{op.draw[0].seed}/{key}".encode()
         # 63 bits: manual_seed refuses more on some devices.
         self._generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)
         return _call(op.func, args, kwargs, self._generator)
@@ -77,7 +77,7 @@ class DeviceDraws:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+    def run(self, op: Op, key: str, args: tuple, kwargs: dict) -> Any:
         """Run a random op."""
         return op.func(*args, **kwargs)
 
@@ -207,7 +207,7 @@ def _run(tape: Tape, number: int, memory: dict[int, torch.UntypedStorage], draws
     if "device" in kwargs:
         kwargs["device"] = draws.device
     with _default_dtype(op.default_dtype):
-        result = draws.run(op, number, args, kwargs) if op.draw else op.func(*args, **kwargs)
+        result = draws.run(op, tape.key(number), args, kwargs) if op.draw else op.func(*args, **kwargs)
     del args, kwargs
     results = result if isinstance(result, tuple | list) else (result,)
     for window, out in zip(op.outputs, results, strict=bool(op.outputs)):
@@ -295,5 +295,5 @@ class _Given:
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
 
-    def run(self, op: Op, number: int, args: tuple, kwargs: dict) -> Any:
+    def run(self, op: Op, key: str, args: tuple, kwargs: dict) -> Any:
         return _call(op.func, args, kwargs, self._generator)

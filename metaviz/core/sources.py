@@ -1,53 +1,204 @@
-"""Sources: who can give a tensor its values, and if nobody, why and what to do."""
+"""Sources: who can give a tensor its values, how true they are, and if nobody, why and what to do."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from metaviz.core.loads import loaded
+from metaviz.core.measure import measure, unfillable
 from metaviz.core.origin import Origin, edited, origin_of
 from metaviz.core.provenance import said
+from metaviz.core.reasons import quoted
+from metaviz.core.reset import Resets, Step
+from metaviz.core.signature import root, same, signature
 from metaviz.core.units import format_bytes
+from metaviz.core.verdict import Verdict
+
+#: The sources that can be asked for; ``"auto"`` takes the first of the others that can.
+SOURCES = ("auto", "replay", "reset")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
-    """A source's answer for one tensor.
+class Slot(NamedTuple):
+    """A place of the model that holds a tensor."""
 
-    Attributes:
-        can: Whether the source can give the tensor its values.
-        source: Name of the source, None if it cannot.
-        reason: One sentence: where the values come from, or why there are none.
-        fix: The next step as code where it cannot.
+    module: nn.Module | None
+    name: str
+    kind: str = "parameter"
+
+
+class Sources:
+    """All sources for the tensors of one model. Asking changes nothing; methods are tried on copies.
+
+    Args:
+        model: The model.
     """
 
-    can: bool
-    source: str | None
-    reason: str
-    fix: str | None = None
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, tensor: torch.Tensor, module: nn.Module, name: str, kind: str) -> Verdict:
+        """The verdict of the best source on a tensor on meta, as :func:`metaviz.tree` asks for it."""
+        return self._best(tensor, Slot(module, name, kind))
+
+    def verdict(self, tensor: torch.Tensor, slot: Slot, source: str = "auto") -> Verdict:
+        """What a source can do for a tensor.
+
+        Args:
+            tensor: The tensor, on any device.
+            slot: Where the model holds it; of a tied one, the first place.
+            source: ``"auto"``, ``"replay"`` or ``"reset"``.
+
+        Raises:
+            ValueError: There is no such source.
+        """
+        if source not in SOURCES:
+            raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+        facts, _ = measure(tensor, {})
+        if not facts.empty:
+            return Verdict(False, None, f"It holds values on {facts.device} already.", kind="real")
+        refusal = unfillable(facts)
+        if refusal is not None:
+            return Verdict(False, None, refusal.reason, refusal.fix, kind=facts.state)
+        if source == "auto":
+            return self._best(tensor, slot)
+        if _is_offloaded(slot):
+            return _OFFLOADED
+        return self.reset(tensor, slot) if source == "reset" else replay_verdict(tensor, *slot)
+
+    def _best(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
+        if _is_offloaded(slot):
+            return _OFFLOADED
+        replayed = replay_verdict(tensor, *slot)
+        if replayed.can or replayed.kind == "edited":
+            return replayed
+        return _best_of(replayed, self.reset(tensor, slot))
+
+    def reset(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
+        """What init methods can do for a tensor on meta: of a tied one, those of the place where they do best."""
+        found = [self._reset_at(tensor, each) for each in self.slots(tensor, slot)]
+        return max(
+            found, key=lambda verdict: (verdict.can, verdict.faithful is True, verdict.faithful is None)
+        )
+
+    def slots(self, tensor: torch.Tensor, slot: Slot) -> list[Slot]:
+        """All places that hold a tensor, the given one first."""
+        others = self._tied.get(id(tensor), ())
+        return [slot, *(each for each in others if (each.module, each.name) != (slot.module, slot.name))]
+
+    def steps(self, tensor: torch.Tensor, slot: Slot) -> tuple[Slot, list[Step]]:
+        """The place where reset does best for a tensor, and the methods that write it there, in their order."""
+        best = self.reset(tensor, slot)
+        place = next(each for each in self.slots(tensor, slot) if self._reset_at(tensor, each) == best)
+        return place, [step for step in self.resets.steps(place.module, place.name) if step.write is not None]
+
+    @cached_property
+    def resets(self) -> Resets:
+        """The init methods of the model, each kind of module tried at most once."""
+        return Resets(self.model)
+
+    @cached_property
+    def _tied(self) -> dict[int, list[Slot]]:
+        """The places of each tensor that has several."""
+        places: dict[int, list[Slot]] = {}
+        for module, name, tensor, kind in _registered(self.model):
+            places.setdefault(id(tensor), []).append(Slot(module, name, kind))
+        return {identity: slots for identity, slots in places.items() if len(slots) > 1}
+
+    @cached_property
+    def _roots(self) -> Counter[tuple]:
+        """How many storages of the model hold a copy of what one random op of a tape drew."""
+        found: dict[int, tuple] = {}
+        for module, name, tensor, _ in _registered(self.model):
+            origin = origin_of(tensor, module, name) if tensor.device.type == "meta" else None
+            drawn = origin and root(origin.tape, origin.window)
+            if drawn:
+                found[origin.window.storage] = id(origin.tape), drawn[0]
+        return Counter(found.values())
+
+    def _reset_at(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
+        if slot.module is None:
+            return _refused("no_method", "It is in no module, so no module's method writes it")
+        steps = self.resets.steps(slot.module, slot.name)
+        writers = [step for step in steps if step.write is not None]
+        whole = [step for step in writers if step.write.whole]
+        if not whole:
+            return _why_not(slot, self.path(slot), steps, self._instead(tensor, slot))
+        # Partial writes after the last whole one change some of its values.
+        last = whole[-1]
+        origin = None if slot.kind == "attribute" else origin_of(tensor, slot.module, slot.name)
+        origin = origin or origin_of(tensor)
+        by = f"{last.trial.cls}.{last.trial.method}()"
+        what = f"{by}: {last.write.signature.words}"
+        notes = "".join(f"; {note}" for note in _notes(last))
+        if origin is None or writers[-1] is not last:
+            return Verdict(True, None, f"{what}{notes}", None, "reset", last.way)
+        faithful, difference = self._compared(origin, last)
+        fix = None if faithful is not False else self._instead(tensor, slot)
+        return Verdict(True, faithful, f"{what}{notes}{difference}", fix, "reset", last.way)
+
+    def _compared(self, origin: Origin, step: Step) -> tuple[bool | None, str]:
+        """Whether a method gives what the constructor gave, and the difference in words."""
+        built = signature(origin.tape, origin.window)
+        if loaded(origin.tape, origin.window):
+            return (
+                False,
+                ". The constructor loaded other values from a state dict or file, which reset cannot know",
+            )
+        equal = same(built, step.write.signature)
+        if equal and built.draws:
+            drawn = root(origin.tape, origin.window)
+            if drawn and self._roots[id(origin.tape), drawn[0]] > 1:
+                return (
+                    False,
+                    ". An ordinary build copies one draw to several tensors, which come out different here",
+                )
+            return True, ", drawn anew: the distribution of an ordinary build, with other numbers"
+        if equal:
+            return True, ", as in an ordinary build"
+        if equal is None:
+            return None, f". An ordinary build does it in another way: {built.words}"
+        return False, f". An ordinary build has something else: {built.words}"
+
+    def _instead(self, tensor: torch.Tensor, slot: Slot) -> str:
+        """The code that gives right values where reset does not."""
+        path = self.path(slot)
+        if replay_verdict(tensor, *slot).can:
+            return f'metaviz.materialize(model, {quoted(path)}, source="replay")'
+        return "model = metaviz.build(type(model), ...)"
+
+    def path(self, slot: Slot) -> str:
+        """The path of a slot."""
+        above = self.resets.path(slot.module)
+        return f"{above}.{slot.name}" if above else slot.name
 
 
-_UNKNOWN = Answer(
+_OFFLOADED = Verdict(
     False,
     None,
-    "No tape knows this tensor: it was put on meta outside of metaviz.build, or replaced after the build.",
-    "model = metaviz.build(type(model), ...)",
+    "Its values are offloaded: a hook of accelerate keeps them elsewhere, and other ones would take their place",
+    "accelerate.hooks.remove_hook_from_submodules(model)",
+    kind="offloaded",
 )
 
 
-_EDITED = Answer(
-    False,
-    None,
-    "It was written to after the build, when nothing was recorded: an ordinary build would have other values here.",
-    "with metaviz.recording(): ...  # write to it in here",
-)
+def _registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, str]]:
+    for module in model.modules():
+        space = object.__getattribute__(module, "__dict__")
+        for group, kind in (("_parameters", "parameter"), ("_buffers", "buffer")):
+            for name, tensor in (space.get(group) or {}).items():
+                if tensor is not None:
+                    yield module, name, tensor, kind
 
 
-def replay_answer(
+def replay_verdict(
     tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter"
-) -> Answer:
+) -> Verdict:
     """What the tape can do for a tensor on meta.
 
     Args:
@@ -67,17 +218,33 @@ def replay_answer(
         return _uninitialized(origin, missing, name)
     op = origin.tape.last_write(origin.window.storage)
     if op is None:
-        return Answer(True, "replay", "no elements")
+        return Verdict(True, True, "no elements", None, "replay", "replay")
     place = f"{op.name} at {said(op.where)}" if op.where else op.name
     if origin.window.dtype != tensor.dtype:
         was, now = (str(d).removeprefix("torch.") for d in (origin.window.dtype, tensor.dtype))
-        return Answer(
-            True, "replay", f"{place}, then cast from {was} to {now} as the model was after the build"
-        )
-    return Answer(True, "replay", place)
+        place = f"{place}, then cast from {was} to {now} as the model was after the build"
+    return Verdict(True, True, place, None, "replay", "replay")
 
 
-def _uninitialized(origin: Origin, missing: int, name: str | None) -> Answer:
+_UNKNOWN = Verdict(
+    False,
+    None,
+    "No tape knows this tensor: it was put on meta outside of metaviz.build, or replaced after the build.",
+    "model = metaviz.build(type(model), ...)",
+    kind="unknown",
+)
+
+
+_EDITED = Verdict(
+    False,
+    None,
+    "It was written to after the build, when nothing was recorded: an ordinary build would have other values here.",
+    "with metaviz.recording(): ...  # write to it in here",
+    kind="edited",
+)
+
+
+def _uninitialized(origin: Origin, missing: int, name: str | None) -> Verdict:
     start, stop = origin.window.extent()
     reason = "Uninitialized even in an ordinary build: no op of the constructor ever writes it."
     if missing < stop - start:
@@ -85,4 +252,92 @@ def _uninitialized(origin: Origin, missing: int, name: str | None) -> Answer:
             f"Partly uninitialized even in an ordinary build: there are {format_bytes(missing)} of it that "
             "no op of the constructor ever writes."
         )
-    return Answer(False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor")
+    return Verdict(
+        False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor", kind="uninitialized"
+    )
+
+
+def _best_of(replayed: Verdict, reset: Verdict) -> Verdict:
+    """The verdict where the tape cannot help."""
+    if reset.can or replayed.kind != "unknown":
+        return reset if reset.can else replayed
+    reason = f"{reset.reason.rstrip('.')}, and no tape knows the tensor."
+    return Verdict(False, None, reason, replayed.fix, kind=reset.kind)
+
+
+def _refused(kind: str, reason: str, fix: str | None = None) -> Verdict:
+    return Verdict(False, None, reason, fix, kind=kind)
+
+
+def _notes(step: Step) -> Iterator[str]:
+    """What a method needs, or does besides."""
+    if step.trial.needs_no_grad:
+        yield "it needs torch.no_grad() around it"
+    if step.write.fresh:
+        yield "it puts a new tensor into the slot, so ties and optimizers would lose it"
+        if step.trial.bare:
+            yield "on the default device: call it under torch.device(...)"
+    yield from step.trial.notes
+
+
+def _why_not(slot: Slot, path: str, steps: list[Step], fix: str) -> Verdict:
+    """Why no method gives a tensor its values."""
+    cls = type(slot.module).__name__
+    own = [step for step in steps if step.key[0] == ""]
+    if not own:
+        owner = _computed(path)
+        if owner:
+            return _refused(
+                "computed", f"Init methods fill the computed {owner!r}, not what it is computed from", fix
+            )
+        return _refused("no_method", f"{cls} has no reset_parameters", fix)
+    for step in own:
+        by = f"{step.trial.cls}.{step.trial.method}"
+        write, trial = step.write, step.trial
+        if write is not None and write.unread:
+            return _refused(
+                "reads", f"{by}() computes it from values that nothing has written ({write.unread})", fix
+            )
+        if write is not None:
+            rows = f": {write.rows} stay uninitialized" if write.rows else ""
+            return _refused("part", f"{by}() writes only a part of it{rows}", fix)
+        if step.key in trial.deletes:
+            return _refused("deleted", f"{by}() takes it away", fix)
+        if trial.state in _STATES:
+            kind, words = _STATES[trial.state]
+            return _refused(kind, words.format(by=by, detail=trial.detail), fix)
+    steps = [step for step in own if step.trial.state == "ran"]
+    if not steps:
+        return _refused("no_method", f"{cls} has no reset_parameters", fix)
+    by = " and ".join(f"{step.trial.cls}.{step.trial.method}()" for step in steps)
+    return _refused("not_written", f"{by} {'do' if len(steps) > 1 else 'does'} not write it", fix)
+
+
+_STATES = {
+    "not callable": ("not_callable", "{by} is of type {detail} and cannot be called"),
+    "arguments": ("arguments", "{by}() needs arguments: {detail}"),
+    "raises": ("raises", "{by}() raises {detail}"),
+    "unfinished": ("unfinished", "{by}() was given up on: {detail}"),
+    "refused": ("refused", "{by}() {detail}, which metaviz does not let a look do"),
+    "unsupported": ("unsupported", "{by}() cannot be tried: {detail}"),
+}
+
+
+def _computed(path: str) -> str | None:
+    """What a parametrization computes from the tensor at a path; None if it has nothing to do with one."""
+    above, _, below = path.rpartition("parametrizations.")
+    return below.partition(".")[0] if below != path and (not above or above.endswith(".")) else None
+
+
+def _is_offloaded(slot: Slot) -> bool:
+    """Whether a hook of accelerate keeps the values. Source: accelerate 1.15, hooks.py, AlignDevicesHook."""
+    if slot.module is None or slot.kind == "attribute":
+        return False
+    hooks = [object.__getattribute__(slot.module, "__dict__").get("_hf_hook")]
+    while hooks:
+        hook = hooks.pop()
+        space = getattr(hook, "__dict__", {})
+        hooks += space.get("hooks", ())
+        if space.get("offload") and space.get("weights_map") is not None:
+            return slot.kind == "parameter" or bool(space.get("offload_buffers"))
+    return False

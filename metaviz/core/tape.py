@@ -139,11 +139,17 @@ class Tape:
     """Everything that one meta build did to tensors.
 
     The tape holds no tensor of the model, so it dies with the last storage that carries its tag.
+
+    Attributes:
+        ops: What was done, in program order.
+        storages: What to know of each storage, by its number.
+        parts: (first op, name) of the parts that a tape is put together from, each the same in any other order.
     """
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.storages: list[Storage] = []
+        self.parts: list[tuple[int, str]] = []
 
     def tag(self, storage: torch.UntypedStorage) -> int:
         """Take ``storage`` in as a new one and return its number."""
@@ -161,6 +167,14 @@ class Tape:
             if not writers or writers[-1] != number:
                 writers.append(number)
         return number
+
+    def key(self, number: int) -> str:
+        """A name for an op, which does not change where other parts are left out."""
+        at = bisect.bisect_right(self.parts, number, key=lambda part: part[0]) - 1
+        if at < 0:
+            return str(number)
+        first, name = self.parts[at]
+        return f"{name}/{number - first}"
 
     def slice(self, storages: Iterable[int], before: int | None = None) -> list[int]:
         """Numbers of the ops that storages need to have their values just ``before`` an op, in program order.

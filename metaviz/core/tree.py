@@ -7,14 +7,17 @@ they are asked for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
 from metaviz.core import reasons
+from metaviz.core.asking import verdict_at
 from metaviz.core.columns import Columns
-from metaviz.core.sources import replay_answer
+from metaviz.core.sources import Sources
+from metaviz.core.verdict import Verdict
 from metaviz.core.walk import walk
 from metaviz.errors import UnknownPath
 
@@ -91,7 +94,7 @@ class Totals(NamedTuple):
     stale: int
 
 
-def tree(model: nn.Module, *, answer: Callable[..., Any] = replay_answer) -> ModuleTree:
+def tree(model: nn.Module, *, answer: Callable[..., Any] | None = None) -> ModuleTree:
     """Look at a model: every module and tensor, where it lives, and whether it can be given values.
 
     Nothing is moved, no forward runs, no value is read, no generator is drawn from.
@@ -99,7 +102,8 @@ def tree(model: nn.Module, *, answer: Callable[..., Any] = replay_answer) -> Mod
     Args:
         model: Any module, on any devices.
         answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether a source can fill it;
-            by default the tape of the model's recording is asked.
+            by default the tape of the model's recording is asked, and where it cannot, the modules' own init
+            methods are tried on copies.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -113,7 +117,7 @@ def tree(model: nn.Module, *, answer: Callable[..., Any] = replay_answer) -> Mod
             f"tree() looks at a torch.nn.Module, and {type(model).__name__} is none. "
             "Pass the model itself: metaviz.tree(model)"
         )
-    return ModuleTree(walk(model, answer))
+    return ModuleTree(walk(model, answer or Sources(model)), model=weakref.ref(model))
 
 
 class ModuleTree:
@@ -126,9 +130,10 @@ class ModuleTree:
     #: Draws a tree: `drawn(tree, how, **options)`. Core does not know its views, so `metaviz` sets it.
     drawn: ClassVar[Callable[..., Any] | None] = None
 
-    def __init__(self, columns: Columns, root: int = 0):
+    def __init__(self, columns: Columns, root: int = 0, model: weakref.ref[nn.Module] | None = None):
         self.columns = columns
         self.root = root
+        self._model = model
         self._rows: tuple[Row, ...] | None = None
 
     @property
@@ -192,7 +197,7 @@ class ModuleTree:
         row = self._find(path)
         if row is None:
             raise UnknownPath(reasons.unknown(self.columns, self.root, path))
-        return ModuleTree(self.columns, row)
+        return ModuleTree(self.columns, row, self._model)
 
     def _find(self, path: str) -> int | None:
         if not path:
@@ -206,6 +211,38 @@ class ModuleTree:
             inside = row in range(self.root, self.columns.ends[self.root]) or path.startswith(f"{self.path}.")
             return row if inside else None
         return row
+
+    def verdict(self, path: str = "", source: str = "auto") -> Verdict:
+        """What a source can do for a tensor, or for all tensors without values below a module.
+
+        The model is asked as it is now. Nothing of it changes: init methods are tried on copies.
+
+        Args:
+            path: As for `tree[path]`.
+            source: `"replay"`, `"reset"`, or `"auto"` for the first of them that can.
+
+        Raises:
+            UnknownPath: There is no such module or tensor, or there is none any more.
+            ValueError: There is no such source.
+
+        Example:
+            >>> model = nn.Linear(2, 3, device="meta")
+            >>> metaviz.tree(model).verdict("weight", "reset").can
+            True
+        """
+        return verdict_at(self.model, self.columns, self[path].root, source)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that this tree is of; a tree does not keep it alive.
+
+        Raises:
+            UnknownPath: The model is gone.
+        """
+        model = None if self._model is None else self._model()
+        if model is None:
+            raise UnknownPath("The model of this tree is gone. Next: tree = metaviz.tree(model)")
+        return model
 
     def explain(self, path: str = "") -> str:
         """A short paragraph about one module or tensor: what it is, how large, where, and what can be done.

@@ -13,14 +13,14 @@ from torch.utils._device import DeviceContext
 
 import metaviz
 from metaviz.core import devices
-from metaviz.core.sources import Answer
 from metaviz.core.tree import tree
 from metaviz.core.units import format_bytes
+from metaviz.core.verdict import Verdict
 from metaviz.magics.built import describe
 from metaviz.magics.names import models
 
 _MODELS = 20
-_UNASKED = Answer(False, None, "")
+_UNASKED = Verdict(False, None, "")
 
 
 class Line(NamedTuple):

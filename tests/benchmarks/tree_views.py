@@ -14,7 +14,7 @@ import torch
 from trees import mixture, yes
 
 import metaviz
-from metaviz.core.sources import replay_answer
+from metaviz.core.sources import replay_verdict
 from metaviz.core.tree import tree
 from metaviz.core.units import format_bytes, format_seconds
 from metaviz.views.html import html
@@ -43,9 +43,9 @@ def main() -> None:
     """Print the ratios for a mixture of experts, unrecorded and recorded."""
     layers, experts = map(int, sys.argv[1:3] or (80, 128))
     for name, model, answer in (
-        ("not recorded", mixture(layers, experts), replay_answer),
+        ("not recorded", mixture(layers, experts), replay_verdict),
         ("any answer", mixture(layers, experts), yes),
-        ("recorded", metaviz.build(mixture, layers, experts, torch.device("cpu")), replay_answer),
+        ("recorded", metaviz.build(mixture, layers, experts, torch.device("cpu")), replay_verdict),
     ):
         modules = sum(1 for _ in model.modules())
         printed = cost(lambda model=model: repr(model))

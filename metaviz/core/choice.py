@@ -1,0 +1,158 @@
+"""The choice: for each tensor of a plan the source that gives it its values, and where on a tape they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from metaviz.core.origin import origin_of
+from metaviz.core.paths import Place
+from metaviz.core.program import Program
+from metaviz.core.shadow import is_plain
+from metaviz.core.sources import SOURCES, Slot, Sources
+from metaviz.core.tape import Tape, Window
+from metaviz.core.verdict import Verdict
+
+
+@dataclasses.dataclass(slots=True)
+class Fill:
+    """Tensors that get their values from one place, and share memory if ``exact``; ``origin`` is the source's name.
+
+    ``source`` is the window of the tape that has the values; the tensors keep their own sizes and strides.
+    """
+
+    tape: Tape
+    source: Window
+    exact: bool
+    dtype: torch.dtype
+    tensors: list[torch.Tensor]
+    reasons: list[str]
+    origin: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensors take together."""
+        if self.exact:
+            return self.tape.storages[self.source.storage].nbytes
+        first = self.tensors[0]
+        start, stop = Window(0, self.dtype, first.size(), first.stride(), 0).extent()
+        return stop - start
+
+
+class Choice:
+    """Chooses the sources of tensors on meta, and works out where the values are.
+
+    Args:
+        sources: Of the model.
+        source: ``"auto"``, ``"replay"`` or ``"reset"``.
+        dtype: Floating-point dtype to cast to, None for what each tensor has now.
+
+    Attributes:
+        fills: What is to be filled, by the memory that it fills.
+        blocked: ``{path: reason}`` of tensors without a source.
+        program: The init methods that are needed, None where all values come from replay.
+
+    Raises:
+        ValueError: There is no such source.
+    """
+
+    def __init__(self, sources: Sources, source: str, dtype: torch.dtype | None) -> None:
+        if source not in SOURCES:
+            raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+        self.fills: dict[Any, Fill] = {}
+        self.blocked: dict[str, str] = {}
+        self.program: Program | None = None
+        self._sources = sources
+        self._source = source
+        self._dtype = dtype
+
+    def add(self, tensors: list[list[Place]], by_tensor: dict[int, list[Place]]) -> None:
+        """Choose for some tensors.
+
+        Args:
+            tensors: The places of each tensor.
+            by_tensor: The places of every tensor of the model, by its id.
+        """
+        resets: list[tuple[Place, Verdict]] = []
+        for places in tensors:
+            place, verdict = self._best(places)
+            if not verdict.can:
+                self._block(place, verdict.reason, verdict.fix)
+            elif verdict.source == "reset":
+                resets.append((place, verdict))
+            else:
+                self._replay(place, verdict)
+        if resets:
+            self._reset(self._with_shared_memory(resets, by_tensor))
+
+    def _best(self, places: list[Place]) -> tuple[Place, Verdict]:
+        """The place that helps most, and the verdict there: of a tensor in several slots, not all may be known."""
+        found = [
+            (place, self._sources.verdict(place.slot.tensor, slot_of(place), self._source))
+            for place in places
+        ]
+        return next((pair for pair in found if pair[1].can), found[0])
+
+    def _block(self, place: Place, reason: str, fix: str | None) -> None:
+        reason = reason if reason.endswith(".") else f"{reason}."
+        self.blocked[place.path] = f"{reason} Next: {fix}" if fix else reason
+
+    def _replay(self, place: Place, verdict: Verdict) -> None:
+        name = place.slot.name if place.slot.kind != "attribute" else None
+        origin = origin_of(place.slot.tensor, place.module, name)
+        self._fill(place.slot.tensor, origin.tape, origin.window, origin.exact, "replay", verdict.reason)
+
+    def _reset(self, chosen: list[tuple[Place, Verdict]]) -> None:
+        program = Program(self._sources, [(place.slot.tensor, slot_of(place)) for place, _ in chosen])
+        self.program = program
+        for place, verdict in chosen:
+            tensor = place.slot.tensor
+            reason = program.failed.get(id(tensor))
+            if reason is not None:
+                self._block(place, reason, None)
+            else:
+                window, same = program.window(tensor), program.is_in_place(tensor)
+                self._fill(tensor, program.tape, window, same, "reset", verdict.reason)
+
+    def _fill(
+        self, tensor: torch.Tensor, tape: Tape, window: Window, same: bool, origin: str, reason: str
+    ) -> None:
+        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+        exact = same and dtype == window.dtype
+        key = (id(tape), window.storage) if exact else id(tensor)
+        fill = self.fills.setdefault(key, Fill(tape, window, exact, dtype, [], [], origin))
+        fill.tensors.append(tensor)
+        fill.reasons.append(reason)
+
+    def _with_shared_memory(
+        self, chosen: list[tuple[Place, Verdict]], by_tensor: dict[int, list[Place]]
+    ) -> list[tuple[Place, Verdict]]:
+        """Those whose memory no other tensor has that reset cannot give values: it would hold garbage after."""
+        mine = {place.slot.tensor.untyped_storage()._cdata: [] for place, _ in chosen}
+        asked = {id(place.slot.tensor) for place, _ in chosen}
+        for identity, (place, *_) in by_tensor.items():
+            tensor = place.slot.tensor
+            if identity not in asked and not is_lazy(tensor) and is_plain(tensor) and tensor.is_meta:
+                mine.get(tensor.untyped_storage()._cdata, []).append(place)
+        kept = []
+        for place, verdict in chosen:
+            others = mine[place.slot.tensor.untyped_storage()._cdata]
+            verdicts = [
+                (other, self._sources.verdict(other.slot.tensor, slot_of(other), "reset")) for other in others
+            ]
+            wrong = next(((other, found) for other, found in verdicts if not found.can), None)
+            if wrong is None:
+                kept.append((place, verdict))
+            else:
+                self._block(
+                    place, f"It shares its memory with {wrong[0].path}. {wrong[1].reason}", wrong[1].fix
+                )
+        return kept
+
+
+def slot_of(place: Place) -> Slot:
+    """The place as sources know it."""
+    return Slot(place.module, place.slot.name, place.slot.kind)

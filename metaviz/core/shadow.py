@@ -1,0 +1,213 @@
+"""Shadows: copies of modules on which an init method can be tried, so that the modules themselves stay as they are.
+
+A shadow has its module's class and a `__dict__` of its own, with meta twins of the tensors. Its children are made when
+something asks for them: trying a method of a model with 20,000 modules must not copy them all.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from metaviz.core.attributes import ATOMS
+from metaviz.core.replay import plain_torch
+from metaviz.core.tape import Op, Tape, Window, window_of
+
+# transformers leaves this on what it has initialized, and skips that from then on.
+_DONE = "_is_hf_initialized"
+_CONTAINERS = (list, dict, set, tuple, deque, OrderedDict, defaultdict)
+# A vocabulary is copied, not looked through.
+_WIDE = 10_000
+
+
+class Shadows:
+    """The shadows of one try, and the meta twins of their tensors on one tape.
+
+    Args:
+        tape: The tape that the try is recorded on. A twin of a real tensor has its values there, one of a meta tensor
+            has none.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """The shadow of a module.
+
+        Raises:
+            TypeError: The class makes no instances without its constructor, such as a scripted module's.
+        """
+        known = self.made.get(id(module))
+        if known is not None:
+            return known[1]
+        with plain_torch():
+            shadow = object.__new__(type(module))
+            self.made[id(module)] = module, shadow
+            space = object.__getattribute__(module, "__dict__")
+            own = object.__getattribute__(shadow, "__dict__")
+            own.update(
+                {name: self._copy(value) for name, value in space.items() if name not in (_DONE, "_modules")}
+            )
+            if "_modules" in space:
+                own["_modules"] = _Children(space["_modules"], self.of)
+            for name in copyreg._slotnames(type(module)):
+                if hasattr(module, name):
+                    object.__setattr__(shadow, name, self._copy(getattr(module, name)))
+        return shadow
+
+    def restore(self) -> None:
+        """Put back what a try has set on objects that shadows and modules share, such as a config."""
+        for space, before in self._spaces:
+            if space.keys() != before.keys() or any(space[name] is not before[name] for name in before):
+                space.clear()
+                space.update(before)
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The meta tensor that stands for ``tensor``; views of one storage have twins on one storage.
+
+        Tensors without a plain storage (sharded, sparse, quantized) are given back as they are.
+        """
+        if is_lazy(tensor):
+            return type(tensor)(device="meta", dtype=tensor.dtype)
+        if not is_plain(tensor):
+            return tensor
+        window = Window(
+            self._storage(tensor), tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+        )
+        twin = window.on(self._storages[tensor.untyped_storage()._cdata])
+        if type(tensor) is not torch.Tensor:
+            twin = torch.Tensor._make_subclass(type(tensor), twin, False)
+        twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        twin.__dict__.update({name: value for name, value in tensor.__dict__.items() if name != _DONE})
+        return twin
+
+    def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The twin that ``tensor`` has in the shadows made so far."""
+        known = self._copies.get(id(tensor))
+        return None if known is None else known[1]
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        """The number on the tape of the storage that stands for that of ``tensor``."""
+        real = tensor.untyped_storage()
+        known = self._storages.get(real._cdata)
+        if known is None:
+            known = self._storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
+            number = self.tape.tag(known)
+            if tensor.device.type != "meta":
+                whole = Window(number, torch.uint8, (real.nbytes(),), (1,), 0)
+                value = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(real)
+                self.tape.append(Op(_values, (value,), {}, (), (whole,), (whole,)))
+        return window_of(torch.empty(0, dtype=torch.uint8, device="meta").set_(known)).storage
+
+    def _copy(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        known = self._copies.get(id(value))
+        if known is not None:
+            return known[1]
+        if issubclass(kind, torch.Tensor):
+            return self._noted(value, self.twin(value))
+        if issubclass(kind, nn.Module):
+            return self.of(value)
+        if kind in _CONTAINERS:
+            return self._container(value, kind)
+        if kind is types.MethodType and issubclass(type(value.__self__), nn.Module):
+            return self._noted(value, types.MethodType(value.__func__, self.of(value.__self__)))
+        if kind is functools.partial:
+            args, keywords = self._copy(value.args), self._copy(value.keywords)
+            return self._noted(value, functools.partial(self._copy(value.func), *args, **keywords))
+        if type.__getattribute__(kind, "__dictoffset__") and kind is not types.FunctionType:
+            space = object.__getattribute__(value, "__dict__")
+            self._spaces.append((space, dict(space)))
+        return self._noted(value, value)
+
+    def _container(self, value: Any, kind: type) -> Any:
+        if kind is tuple:
+            return self._noted(value, tuple(map(self._copy, value)))
+        new = self._noted(value, value.copy())
+        items = new.items() if isinstance(new, dict) else enumerate(new) if kind is not set else ()
+        if len(value) > _WIDE or all(type(item) in ATOMS for _, item in items):
+            return new
+        for key, item in list(items):
+            new[key] = self._copy(item)
+        return new
+
+    def _noted(self, value: Any, copy: Any) -> Any:
+        # The original is kept, too, so that no other object gets its id.
+        self._copies[id(value)] = value, copy
+        return copy
+
+
+class _Children(dict):
+    """The children of a shadow, each of which becomes a shadow when it is asked for."""
+
+    def __init__(
+        self, children: dict[str, nn.Module | None], shadow: Callable[[nn.Module], nn.Module]
+    ) -> None:
+        super().__init__(children)
+        self._shadow = shadow
+        self._given = dict(children)
+
+    def __getitem__(self, name: str) -> Any:
+        child = super().__getitem__(name)
+        if child is None or child is not self._given.get(name):
+            return child
+        child = self._shadow(child)
+        del self._given[name]
+        super().__setitem__(name, child)
+        return child
+
+    def __iter__(self) -> Iterator[str]:
+        # A dict whose class has an iterator of its own is copied item by item, through the method above.
+        return super().__iter__()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name in self:
+            child = self[name]
+            del self[name]
+            return child
+        return super().pop(name, *default)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has one storage that it is a window on."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not hasattr(type(tensor), "__tensor_flatten__")
+        and not any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
+    )
+
+
+def _values(value: torch.Tensor) -> torch.Tensor:
+    """The op of the values that a real tensor has."""
+    return value.clone()

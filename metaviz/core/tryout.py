@@ -1,0 +1,366 @@
+"""Try out an init method: record it on shadows, and say which tensors it writes, with what, and what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _device
+
+from metaviz.core import provenance
+from metaviz.core.kinds import kind_of
+from metaviz.core.methods import Call, needed_arguments
+from metaviz.core.record import VALUE_LIMIT, recorded
+from metaviz.core.recorder import Recorder
+from metaviz.core.sandbox import Outcome, run_aside
+from metaviz.core.shadow import Shadows
+from metaviz.core.signature import Signature, signature
+from metaviz.core.tape import Tag, Tape, Window, window_of
+
+#: Seconds after which a method is given up on.
+LIMIT = 1.0
+
+
+class OutsideTensor(RuntimeError):
+    """A method on trial uses a tensor that has no stand-in."""
+
+
+class Write(NamedTuple):
+    """What a method does to one tensor.
+
+    Attributes:
+        nbytes: Bytes of the tensor.
+        missing: How many of them it never writes.
+        rows: Which rows it leaves out, in words, where some.
+        fresh: Whether it puts another tensor into the slot.
+        unread: Name of an op that takes values from memory that nothing has written, or None.
+        signature: What it writes.
+    """
+
+    nbytes: int
+    missing: int
+    rows: str
+    fresh: bool
+    unread: str | None
+    signature: Signature | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tensor has its values after it, whatever was there before."""
+        return not self.missing and self.unread is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of trying one method.
+
+    Attributes:
+        cls: Class of the module whose method it is.
+        method: Name of the method.
+        state: ``"ran"``, ``"missing"``, ``"not callable"``, ``"arguments"``, ``"raises"``, ``"unfinished"``,
+            ``"refused"`` or ``"unsupported"``.
+        detail: What it raised, what it needs, or what it was refused.
+        error: Type name and message of what it raises with gradients on, as Lightning and most recipes call it.
+        writes: By (path below the module, slot).
+        deletes: Slots that are gone afterwards, as in `writes`.
+        bare: Whether it makes a tensor on the default device, whatever that is.
+        after_children: Whether it works with what its children's own methods have written before it.
+        notes: What else there is to say: files that it reads.
+    """
+
+    cls: str
+    method: str
+    state: str
+    detail: str = ""
+    error: tuple[str, str] | None = None
+    writes: dict[tuple[str, str], Write] = dataclasses.field(default_factory=dict)
+    deletes: tuple[tuple[str, str], ...] = ()
+    bare: bool = False
+    after_children: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def needs_no_grad(self) -> bool:
+        """Whether it only runs with gradients off."""
+        return self.state == "ran" and self.error is not None
+
+
+class Made(NamedTuple):
+    """Where a run has put the values of one slot: a window of its tape, and whether the tensor is still the same."""
+
+    window: Window
+    same: bool
+
+
+def attempt(
+    call: Call, before: Iterable[Call] = (), outside: Callable[[torch.Tensor], bool] = lambda _: False
+) -> Trial:
+    """Try a method, after others whose values it may need, on shadows of their modules.
+
+    Args:
+        call: The method.
+        before: Methods that run first; only what `call` itself writes is told.
+        outside: Tells of a tensor without a stand-in whether it must not be written to.
+    """
+    return _trial(call, list(before), outside, grad=True)
+
+
+def _trial(call: Call, before: list[Call], outside: Callable, grad: bool) -> Trial:
+    run = Run([*before, call], outside, grad=grad)
+    outcome = run_aside(run.go, LIMIT, run.abandon)
+    cls = type(call.module).__name__
+    state, detail = run.state(outcome)
+    if grad and state == "raises" and isinstance(outcome.error, RuntimeError):
+        again = _trial(call, before, outside, grad=False)
+        return dataclasses.replace(again, error=(type(outcome.error).__name__, str(outcome.error)))
+    error = (type(outcome.error).__name__, str(outcome.error)) if state == "raises" and grad else None
+    notes = tuple(f"it reads the file {name}" for name in outcome.read)
+    if state != "ran":
+        return Trial(cls, call.method, state, detail, error, notes=notes)
+    writes, deletes = outcome.value
+    return Trial(cls, call.method, state, "", error, writes, deletes, run.bare, notes)
+
+
+class Run:
+    """One run of methods on shadows of their modules."""
+
+    def __init__(
+        self,
+        calls: list[Call],
+        outside: Callable[[torch.Tensor], bool],
+        *,
+        grad: bool,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.calls = calls
+        self._names = names
+        self.tape = Tape()
+        self.shadows = Shadows(self.tape)
+        self.bare = False
+        self.grad = grad
+        self._outside = outside
+        self._problem: tuple[str, str] | None = None
+        self._recorder: Recorder | None = None
+
+    def go(self) -> Any:
+        """Run the methods; (writes, deletes) of the last one."""
+        try:
+            begins = self.record()
+            return None if self._problem else self._effects(self.calls[-1], begins)
+        finally:
+            self.shadows.restore()
+
+    def record(self) -> int:
+        """Run the methods; the number of the op that the last one begins with."""
+        begins = 0
+        with recorded(self._make_recorder), _Bare(self), torch.set_grad_enabled(self.grad):
+            for at, call in enumerate(self.calls):
+                begins = len(self.tape.ops)
+                if self._names:
+                    self.tape.parts.append((begins, self._names[at]))
+                module = self._shadow(call.module)
+                method = None if module is None else self._method(module, call)
+                if method is None:
+                    break
+                method(*([] if call.argument is None else [self.shadows.of(call.argument)]))
+        return begins
+
+    def abandon(self) -> None:
+        """Put the generators back for a run that does not end."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def reached(self) -> list[tuple[torch.Generator, Any]]:
+        """The generators that were drawn from, and the places in their streams where an ordinary run leaves them."""
+        return [] if self._recorder is None else self._recorder.generators.reached()
+
+    def state(self, outcome: Outcome) -> tuple[str, str]:
+        """The state of the trial, and its detail."""
+        if not outcome.finished:
+            return "unfinished", f"it did not finish within {LIMIT:g} s"
+        if outcome.refused:
+            return "refused", outcome.refused
+        if self._problem:
+            return self._problem
+        if outcome.error is None:
+            return "ran", ""
+        return "raises", _said(outcome.error)
+
+    def _make_recorder(self) -> Recorder:
+        self._recorder = _TrialRecorder(self.tape, self._outside)
+        return self._recorder
+
+    def _shadow(self, module: nn.Module) -> nn.Module | None:
+        try:
+            return self.shadows.of(module)
+        except TypeError as error:
+            self._problem = "unsupported", str(error)
+            return None
+
+    def _method(self, module: nn.Module, call: Call) -> Callable | None:
+        try:
+            method = getattr(module, call.method)
+        except AttributeError:
+            self._problem = "missing", ""
+            return None
+        if not callable(method):
+            self._problem = "not callable", type(method).__name__
+            return None
+        needed = [] if call.argument is not None else needed_arguments(method)
+        if needed:
+            self._problem = "arguments", ", ".join(needed)
+            return None
+        return method
+
+    def _effects(
+        self, call: Call, begins: int
+    ) -> tuple[dict[tuple[str, str], Write], tuple[tuple[str, str], ...]]:
+        base = call.module if call.argument is None else call.argument
+        writes: dict[tuple[str, str], Write] = {}
+        deletes = []
+        for path, module in _below(base, self.shadows):
+            made = self.made(module)
+            for name, tensor in named(module):
+                found = made.get(name)
+                if found is None:
+                    if not is_lazy(tensor):
+                        deletes.append((path, name))
+                elif begins <= _last(self.tape, found.window):
+                    writes[path, name] = self._write(found, tensor)
+        return writes, tuple(deletes)
+
+    def made(self, module: nn.Module) -> dict[str, Made]:
+        """Where the tensors of a module are now: by slot, as far as they are on the tape."""
+        shadow = self.shadows.of(module)
+        twins = {name: self.shadows.twin_of(tensor) for name, tensor in named(module)}
+        found = {}
+        for name, tensor in named(shadow):
+            window = window_of(tensor, self.tape)
+            if window is not None:
+                found[name] = Made(window, tensor is twins.get(name))
+        return found
+
+    def _write(self, made: Made, tensor: torch.Tensor) -> Write:
+        window = made.window
+        start, stop = window.extent()
+        missing = self.tape.unwritten(window) if window.size == tuple(tensor.shape) else stop - start
+        unread = None if missing else first_unread(self.tape, window)
+        known = None if missing or unread else signature(self.tape, window)
+        return Write(
+            stop - start, missing, _rows(self.tape, window) if missing else "", not made.same, unread, known
+        )
+
+
+provenance.callers.add(Run.record.__code__)
+
+
+def named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a module by name: registered ones and those in attributes of its own, not in containers."""
+    space = object.__getattribute__(module, "__dict__")
+    registered = [*(space.get("_parameters") or {}).items(), *(space.get("_buffers") or {}).items()]
+    plain = [(name, value) for name, value in space.items() if issubclass(type(value), torch.Tensor)]
+    return [(name, tensor) for name, tensor in (*registered, *plain) if tensor is not None]
+
+
+def _below(module: nn.Module, shadows: Shadows) -> Iterable[tuple[str, nn.Module]]:
+    """The modules below one, itself included, of which there are shadows: nothing else can have been written."""
+    todo = [("", module)]
+    seen = set()
+    while todo:
+        path, module = todo.pop()
+        if id(module) in seen or id(module) not in shadows.made:
+            continue
+        seen.add(id(module))
+        yield path, module
+        children = object.__getattribute__(module, "__dict__").get("_modules") or {}
+        for name, child in children.items():
+            if child is not None:
+                todo.append((f"{path}.{name}" if path else name, child))
+
+
+def _last(tape: Tape, window: Window) -> int:
+    writers = tape.storages[window.storage].writers
+    return writers[-1] if writers else -1
+
+
+def first_unread(tape: Tape, window: Window) -> str | None:
+    """The first op of a window's slice that takes values from where nothing has been written, or None."""
+    for k in tape.slice([window.storage]):
+        op = tape.ops[k]
+        kept = {w.storage for w in op.writes} if _overwrites(op.func) else set()
+        for storage in op.reads:
+            record = tape.storages[storage]
+            if storage not in kept and record.nbytes and not (record.writers and record.writers[0] < k):
+                return op.name
+    return None
+
+
+def _overwrites(func: Any) -> bool:
+    return not hasattr(func, "_schema") or kind_of(func).overwrites
+
+
+def _rows(tape: Tape, window: Window) -> str:
+    """Which rows of a window are never written, where whole rows are."""
+    if not window.is_contiguous() or len(window.size) < 1 or window.size[0] < 2:
+        return ""
+    row = window.stride[0]
+    left = [
+        at
+        for at in range(min(window.size[0], 10_000))
+        if tape.unwritten(
+            window._replace(size=window.size[1:], stride=window.stride[1:], offset=window.offset + at * row)
+        )
+    ]
+    runs: list[list[int]] = []
+    for at in left:
+        if runs and runs[-1][1] == at - 1:
+            runs[-1][1] = at
+        else:
+            runs.append([at, at])
+    if len(runs) > 3 or not runs:
+        return f"{len(left):,} of its {window.size[0]:,} rows"
+    words = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
+    return f"row{'s' * (len(left) > 1)} {words} of {window.size[0]:,}"
+
+
+def _said(error: BaseException) -> str:
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__
+
+
+class _Bare(torch.overrides.TorchFunctionMode):
+    """Notices tensors that are made without saying where."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _device._device_constructors() and (kwargs or {}).get("device") is None:
+            self._run.bare = True
+        return func(*args, **(kwargs or {}))
+
+
+class _TrialRecorder(Recorder):
+    """A recorder that lets no tensor be written that has no stand-in, and takes none over."""
+
+    def __init__(self, tape: Tape, outside: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__(tape, VALUE_LIMIT)
+        self._outside = outside
+
+    def run(self, func: Any, kind: Any, args: tuple, kwargs: dict) -> Any:
+        if kind.written or kind.outs:
+            for target in kind.targets(args, kwargs):
+                self.guard(target)
+        return super().run(func, kind, args, kwargs)
+
+    def guard(self, tensor: torch.Tensor) -> None:
+        if not self.is_taped(tensor) and (tensor.device.type != "meta" or self._outside(tensor)):
+            raise OutsideTensor("it writes to a tensor outside of its module")
+
+    def _take_over(self, tensor: torch.Tensor, tag: Tag) -> None:
+        raise OutsideTensor("it uses a tensor outside of its module that is on meta")
