@@ -101,12 +101,16 @@ def test_a_name_that_a_line_could_not_hold_is_left_out(completed):
 
 def test_options_and_their_values_are_offered(completed):
     line = "%meta_materialize model 0 --"
-    options = ["--device", "--rng", "--dtype", "--skip-blocked", "--dry-run"]
+    options = ["--device", "--source", "--rng", "--dtype", "--skip-blocked", "--dry-run"]
     assert completed(line) == [line[:-2] + option for option in options]
     assert completed("%meta_materialize model --d") == [
         f"%meta_materialize model {option}" for option in ("--device", "--dtype", "--dry-run")
     ]
     assert completed("%meta_materialize --rng k") == ["%meta_materialize --rng keyed"]
+    assert completed("%meta_tree model --source re") == [
+        f"%meta_tree model --source {source}" for source in ("replay", "reset")
+    ]
+    assert completed("%meta_tree model --b") == ["%meta_tree model --blocked"]
     assert completed("%meta_materialize model --dtype=b") == ["%meta_materialize model --dtype=bfloat16"]
     assert completed("%%meta_build --q") == ["%%meta_build --quiet"]
     assert completed("%metaviz h") == ["%metaviz help"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from trees import META, Holder, jumble, linear, mixture, no, quirks, seen, stack, yes
 
+from metaviz.core.tree import tree
 from metaviz.views import html as view
 from metaviz.views.html import MAX_BYTES, html
 from metaviz.views.text import text
@@ -172,6 +173,17 @@ def test_html_of_a_very_deep_model_is_shallow_enough_for_browsers():
     page = read(model)
     assert page.deepest < 200
     assert any("342 rows inside: metaviz.tree(model)" in row for row in page.rows)
+
+
+def test_doubt_about_reset_is_said_and_its_next_step_is_code():
+    with META:
+        model = Holder(fc=nn.Linear(2, 2))
+    page = html(tree(model))
+    assert (
+        '<div><span class="mv-partial">?</span> 2 by reset; whether as in an ordinary build, only a tape tells. '
+        "Next: <code>model = metaviz.build(type(model), ...)</code></div>"
+    ) in page
+    assert "only a tape tells" not in html(tree(nn.Linear(2, 2, device=META)))
 
 
 def test_the_footer_says_totals_marks_and_the_next_step():

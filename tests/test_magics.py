@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import signal
 import warnings
 
@@ -27,7 +28,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path, monkeypatch):
+    # A doctest that ran before leaves it there, and then IPython keeps its own from the user.
+    monkeypatch.delattr(builtins, "_", raising=False)
     with new_shell(tmp_path) as shell:
         shell("%load_ext metaviz")
         shell(NET)
@@ -333,15 +336,48 @@ def test_a_dry_run_answers_the_plan_and_changes_nothing(built):
 
 
 def test_blocked_tensors_are_an_error_in_one_line_unless_they_are_skipped(built):
-    built("model.extra = nn.Linear(2, 2, device='meta')")
+    built("model.extra = nn.Parameter(torch.empty(2, device='meta'))")
     ran = built("%meta_materialize model")
-    assert ran.err.startswith(
-        "UsageError: Cannot materialize 2 of 10 chosen tensors: extra.weight, extra.bias."
-    )
+    assert ran.err.startswith("UsageError: Cannot materialize 1 of 9 chosen tensors: extra. ")
     assert ran.err.count("\n") == 1
     assert all(p.is_meta for p in built.names()["model"].parameters())
     report = built("%meta_materialize model --skip-blocked").value
-    assert set(report.skipped) == {"extra.weight", "extra.bias"}
+    assert set(report.skipped) == {"extra"}
+
+
+def test_a_source_can_be_chosen(built):
+    plan = built("%meta_materialize model head --source reset --dry-run").value
+    assert {tensor.source for tensor in plan.tensors} == {"reset"}
+    report = built("%meta_materialize model head --source reset").value
+    assert {tensor.source for tensor in report.tensors} == {"reset"}
+    ran = built("%meta_materialize model head --source magic")
+    assert ran.err.startswith("UsageError: argument --source: invalid choice: 'magic'")
+
+
+def test_only_trouble_is_listed_where_that_is_asked_for(built):
+    built("model.extra = nn.Parameter(torch.empty(2, device='meta'))")
+    ran = built("%meta_tree model --blocked")
+    assert [entry.kind for entry in ran.value][0] == "blocked"
+    assert ran.out == f"Out[{built.ip.execution_count - 1}]: \n{ran.value}\n"
+    assert "✗ Net has no reset_parameters, and no tape knows the tensor\n  1 tensor: extra\n" in ran.out
+    assert built("%meta_tree model layers.1 --blocked").out.endswith(
+        "each of its 2 tensors can be given values.\n"
+    )
+
+
+def test_trouble_with_an_optimizer_is_found_on_request(built):
+    built("optimizer = torch.optim.SGD(model.parameters(), 0.1)")
+    kinds = {
+        option: [entry.kind for entry in built(f"%meta_tree model {option}").value]
+        for option in ("--blocked", "--search")
+    }
+    assert ("optimizer" in kinds["--blocked"], "optimizer" in kinds["--search"]) == (False, True)
+
+
+def test_a_tree_shows_the_marks_of_a_source(built):
+    built("model.own = nn.Parameter(torch.empty(2, device='meta'))")
+    assert built("%meta_tree model --source replay").value.totals.marks == {"ready": 8, "blocked": 1}
+    assert 'source="reset"' in built("%meta_tree model layers --source reset").out
 
 
 def test_unloaded_parts_come_back_with_the_same_values(built):

@@ -105,16 +105,45 @@ def test_a_model_that_is_no_module():
     ].encoder.weight.is_meta
 
 
+class Scales(nn.Module):
+    """One parameter, and no reset_parameters."""
+
+    def __init__(self, width=2):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+
 def test_a_model_that_metaviz_did_not_build():
-    model = nn.Linear(2, 2, device="meta")
+    with torch.device("meta"):
+        model = Scales()
     text = message(CannotMaterialize, lambda: metaviz.materialize(model))
+    assert text == (
+        "Cannot materialize 1 of 1 chosen tensors: scale. scale: Scales has no reset_parameters, and no "
+        "tape knows the tensor. Next: model = metaviz.build(type(model), ...)"
+    )
+    model = run(text, "model = metaviz.build(type(model), ...)", "2", model=model)["model"]
+    assert len(metaviz.materialize(model).tensors) == 1
+
+
+def test_a_model_that_metaviz_did_not_build_and_replay_is_asked_for():
+    model = nn.Linear(2, 2, device="meta")
+    text = message(CannotMaterialize, lambda: metaviz.materialize(model, source="replay"))
     assert text == (
         "Cannot materialize 2 of 2 chosen tensors: weight, bias. weight: No tape knows this tensor: it "
         "was put on meta "
         "outside of metaviz.build, or replaced after the build. Next: model = metaviz.build(type(model), ...)"
     )
-    model = run(text, "model = metaviz.build(type(model), ...)", "2, 2", model=model)["model"]
-    assert len(metaviz.materialize(model).tensors) == 2
+
+
+def test_reset_is_asked_for_where_there_is_no_method():
+    model = metaviz.build(Scales)
+    text = message(CannotMaterialize, lambda: metaviz.materialize(model, source="reset"))
+    assert text == (
+        "Cannot materialize 1 of 1 chosen tensors: scale. scale: Scales has no reset_parameters. "
+        'Next: metaviz.materialize(model, "scale", source="replay")'
+    )
+    run(text, 'metaviz.materialize(model, "scale", source="replay")', model=model)
+    assert torch.equal(model.scale, torch.ones(2))
 
 
 def test_a_tensor_that_is_never_written():
@@ -138,10 +167,11 @@ def test_a_tensor_that_is_never_written():
 
 
 def test_many_blocked_tensors_are_counted():
-    model = nn.Sequential(*(nn.Linear(1, 1, device="meta") for _ in range(50)))
+    with torch.device("meta"):
+        model = nn.Sequential(*(Scales() for _ in range(100)))
     text = message(CannotMaterialize, lambda: metaviz.materialize(model))
     assert text.startswith(
-        "Cannot materialize 100 of 100 chosen tensors: 0.weight, 0.bias, 1.weight, 1.bias, 2.weight and "
+        "Cannot materialize 100 of 100 chosen tensors: 0.scale, 1.scale, 2.scale, 3.scale, 4.scale and "
         "95 more. "
     )
     assert len(text) < 400
@@ -227,7 +257,7 @@ def test_unloading_a_tensor_with_a_gradient():
 
 
 ARGUMENTS = {
-    "source": ("reset", "source='reset' is not one of 'auto', 'replay'."),
+    "source": ("rest", "source='rest' is not one of 'auto', 'replay', 'reset'."),
     "rng": ("fast", "rng='fast' is not one of 'eager', 'keyed', 'device'."),
     "dtype": ("int8", "dtype='int8' is not a floating-point dtype such as 'bfloat16' or torch.float16."),
     "blocked": ("ignore", "blocked='ignore' is not one of 'error', 'skip'."),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
-from trees import Holder, linear, meta, quirks, seen
+from trees import Holder, linear, meta, quirks, seen, weight
 
 from metaviz.core.tree import ModuleTree, tree
 
@@ -83,3 +85,31 @@ def test_a_tree_asks_its_drawer_for_each_picture(monkeypatch):
     assert shown.text(depth=2) == "drawn"
     assert [how for how, _ in asked] == ["text", "html", "frame", "text"]
     assert asked[-1][1] == {"depth": 2, "unfold": False, "rows": 60}
+
+
+def test_the_table_tells_what_lightning_would_do(frame):
+    model = Holder(fc=linear(), own=weight(2))
+    table = frame(tree(model)).set_index("path")
+    assert table.loc["own", "lightning"] == "both: leaves it uninitialized"
+    assert table.loc["fc.weight", "lightning"] == "FSDP stops before it; ModelParallel ok"
+    assert table.loc["", "lightning"].startswith("FSDP stops here: Holder has no reset_parameters; ")
+    assert table["source"].dropna().to_dict() == {"fc.weight": "reset", "fc.bias": "reset"}
+    healthy = linear()
+    assert list(frame(tree(healthy))["lightning"]) == ["ok"] * 3
+
+
+def test_a_table_of_a_model_that_is_gone_says_nothing_of_lightning(frame):
+    shown = tree(Holder(own=weight(2)))
+    gc.collect()
+    assert frame(shown)["lightning"].isna().all()
+
+
+def test_lightning_is_predicted_once_for_a_whole_table(frame, monkeypatch):
+    from metaviz.views import table
+
+    asked = []
+    predict = table.predict
+    monkeypatch.setattr(table, "predict", lambda model: asked.append(model) or predict(model))
+    model = Holder(**{f"m{n}": linear() for n in range(20)})
+    assert len(frame(tree(model))) == 61
+    assert asked == [model]

@@ -191,6 +191,82 @@ def test_blocked_tensors_are_told_by_reason_with_what_to_do():
     ]
 
 
+def net(depth: int = 3) -> nn.Module:
+    """Built-in layers in a class of somebody's own, some of them with another init."""
+    model = Holder(
+        layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(depth)), own=nn.Parameter(torch.ones(4))
+    )
+    nn.init.zeros_(model.layers[0].weight)
+    return model
+
+
+def footer(model: nn.Module, **options) -> list[str]:
+    return metaviz.tree(model, **options).text().split("\n\n")[1].splitlines()
+
+
+def test_a_model_without_a_tape_says_that_reset_may_give_other_values():
+    with META:
+        model = net()
+    assert footer(model) == [
+        "64 parameters, 256 B",
+        "7 tensors: ○ 6 ready  ✗ 1 blocked",
+        "✗ own: Holder has no reset_parameters, and no tape knows the tensor",
+        "? 6 by reset; whether as in an ordinary build, only a tape tells",
+        "  Next: model = metaviz.build(type(model), ...)",
+    ]
+    # The layers alone are in classes of torch only, but a part of a model that is none.
+    assert footer(model.layers)[1:] == [
+        "6 tensors: ○ 6 ready",
+        'Next: metaviz.materialize(model, device="cpu")',
+    ]
+    assert metaviz.tree(model)["layers"].text().splitlines()[-3].startswith("? 6 by reset")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(2, 2),
+        nn.Conv2d(1, 1, 3),
+        nn.BatchNorm1d(2),
+        nn.LSTM(2, 2),
+        nn.Embedding(3, 2),
+        nn.MultiheadAttention(4, 2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_built_in_layers_are_ready_by_reset_without_a_warning(layer):
+    lines = footer(nn.Sequential(layer.to("meta")))
+    tensors = len(list(layer.parameters())) + len(list(layer.buffers()))
+    assert lines[-2].endswith(f": ○ {tensors} ready")
+    assert lines[-1] == 'Next: metaviz.materialize(model, device="cpu")'
+    assert not any(line.startswith(("?", "≠", "✗")) for line in lines)
+
+
+def test_a_tape_takes_the_doubt_away_and_tells_where_reset_is_wrong():
+    model = metaviz.build(net)
+    assert footer(model)[1:] == ["7 tensors: ○ 7 ready", 'Next: metaviz.materialize(model, device="cpu")']
+    assert footer(model, source="reset")[1:] == [
+        "7 tensors: ○ 6 ready  ✗ 1 blocked",
+        "✗ own: Holder has no reset_parameters",
+        '  Next: metaviz.materialize(model, "own", source="replay")',
+        "≠ layers.0.weight: 1 by reset, with other values than in an ordinary build",
+        '  Next: metaviz.tree(model, source="reset").trouble()',
+    ]
+
+
+def test_other_reasons_than_the_first_three_are_pointed_to():
+    class Each(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = weight(2)
+
+    model = Holder(**{f"m{n}": type(f"Each{n}", (Each,), {})() for n in range(5)})
+    told = footer(model)[2:]
+    stuck = [line.split(":")[0] for line in told if line.startswith("✗")]
+    assert stuck == ["✗ m0.w", "✗ m1.w", "✗ m2.w", "✗ others for other reasons"]
+    assert told[-1] == "  Next: metaviz.tree(model).trouble()"
+
+
 def test_clean_spells_out_what_a_terminal_would_obey():
     assert clean("plain name") == "plain name"
     assert clean("a\nb\x1b[0m\u202e\u200f") == r"a\nb\x1b[0m\u202e\u200f"
@@ -205,5 +281,5 @@ def test_a_tree_shows_itself_as_text_and_as_html():
 
 
 def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(lines) == (0, 1)
+    assert doctest.testmod(lines) == (0, 2)
     assert doctest.testmod(units).failed == 0

@@ -6,12 +6,12 @@ A pure look: no value is read, nothing is moved, no reference is kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from metaviz.core.casts import about_casts
-from metaviz.core.finding import Finding, Look, fill, paths_of
+from metaviz.core.casts import Cast, about_casts, casts_since
+from metaviz.core.finding import Finding, Look, fill, paths_of, where_from
 from metaviz.core.loads import loaded
 from metaviz.core.offload import about_offloaded, offloaded
 from metaviz.core.optimizers import about_optimizers
@@ -34,7 +34,7 @@ def findings(model: nn.Module, *, optimizers: Any = (), search: bool = False) ->
     Args:
         model: The model. It is only looked at: no value is read, nothing is moved, no reference is kept.
         optimizers: An optimizer or several that shall train it; wrappers of Lightning and accelerate are opened.
-        search: Whether to look for further optimizers among all objects of the process (some 0.1 s).
+        search: Whether to look for further optimizers among all objects of the process.
 
     Returns:
         One finding for all tensors with the same trouble.
@@ -51,7 +51,8 @@ def findings(model: nn.Module, *, optimizers: Any = (), search: bool = False) ->
     # Else a property of a tensor subclass runs its code, and a recording answers "cpu".
     with plain_torch():
         look = Look(model)
-        lost, rounded, plain = about_casts(look)
+        told = _taped(look)
+        lost, rounded, plain = about_casts([*told.cast, *casts_since(look)])
         recoverable, ids = about_offloaded(look)
         return (
             *lost,
@@ -60,8 +61,8 @@ def findings(model: nn.Module, *, optimizers: Any = (), search: bool = False) ->
             *_escaped(look, ids),
             *_stale(look),
             *_captured(look),
-            *_loaded(look),
-            *_uninitialized(look),
+            *_loaded(told.loaded),
+            *_uninitialized(told.wholly, told.partly),
             *rounded,
             *_lazy(look),
             *_tied(look, ids),
@@ -83,7 +84,6 @@ def _escaped(look: Look, recoverable: set[int]) -> Iterator[Finding]:
         if place.slot.kind != "attribute" and was(place.slot.tensor) is None
     ]
     if escaped:
-        every = len(escaped) + len(blank)
         paths = paths_of(escaped)
         # The shorter list says more: one forgotten tensor on meta, or one table that stayed on the CPU.
         some_paths = (
@@ -94,8 +94,8 @@ def _escaped(look: Look, recoverable: set[int]) -> Iterator[Finding]:
         yield Finding(
             "escaped",
             paths,
-            f"{len(escaped):,} of {every:,} tensors hold values that metaviz did not give them, while others are on "
-            f"meta ({some_paths}): to_empty would overwrite those values, and Module.to stops half-way. "
+            f"{plural(len(escaped), 'tensor')} with values that metaviz did not give, beside {len(blank):,} on meta "
+            f"({some_paths}): to_empty would overwrite those values, and Module.to stops half-way. "
             "torch.from_numpy, torch.Tensor(2, 3) and a partial load leave a model in this way.",
             'metaviz.materialize(model, device="cpu")  # never touches what holds values',
         )
@@ -105,8 +105,8 @@ def _stale(look: Look) -> Iterator[Finding]:
     stale = [
         place for place in look.empty.values() if place.slot.kind == "attribute" and not _made_anew(place)
     ]
-    ready = [place for place in stale if _replayable(look, place)]
-    blocked = [place for place in stale if not _replayable(look, place)]
+    ready = [place for place in stale if _replayable(place)]
+    blocked = [place for place in stale if not _replayable(place)]
     if ready:
         yield _unseen(ready, fill(paths_of(ready)))
     if blocked:
@@ -147,9 +147,9 @@ def _captured(look: Look) -> Iterator[Finding]:
         )
 
 
-def _replayable(look: Look, place: Place) -> bool:
-    known = look.origins.get(id(place.slot.tensor))
-    return known is not None and not _missing(known[1])
+def _replayable(place: Place) -> bool:
+    origin = where_from(place)
+    return origin is not None and not _missing(origin)
 
 
 def _made_anew(place: Place) -> bool:
@@ -163,42 +163,28 @@ def _made_anew(place: Place) -> bool:
     )
 
 
-def _loaded(look: Look) -> Iterator[Finding]:
-    by_line: dict[str, list[Place]] = {}
-    for place, origin in look.origins.values():
-        if loaded(origin.tape, origin.window):
-            op = origin.tape.last_write(origin.window.storage)
-            by_line.setdefault(said(op.where) if op.where else "", []).append(place)
-    for line, places in by_line.items():
-        paths = paths_of(places)
-        yield Finding(
-            "loaded",
-            paths,
-            f"The constructor itself loads the values of {plural(len(paths), 'tensor')}"
-            f"{f' at {line}' if line else ''}: {some(paths)}. They are on the tape, so replay has them; a reset gives "
-            "other values, and a build under torch.device('meta') loses them.",
-            fill(paths).replace(")", ', source="replay")'),
-        )
+class _Taped(NamedTuple):
+    """What the tapes tell of the tensors on meta: those that there is something to say of."""
+
+    cast: list[Cast]
+    loaded: list[tuple[Place, Origin]]
+    wholly: list[Place]
+    partly: list[Place]
 
 
-def _uninitialized(look: Look) -> Iterator[Finding]:
-    wholly: list[Place] = []
-    partly: list[Place] = []
-    for place, origin in look.origins.values():
+def _taped(look: Look) -> _Taped:
+    told = _Taped([], [], [], [])
+    for place, origin in look.known():
+        tape, window, exact = origin
+        if not exact and window.dtype != place.slot.tensor.dtype:
+            told.cast.append(Cast(place, tape, window))
         missing = _missing(origin)
         if missing:
-            start, stop = origin.window.extent()
-            (wholly if missing == stop - start else partly).append(place)
-    for places, what in ((wholly, "anything to"), (partly, "all of")):
-        if places:
-            paths, place = paths_of(places), places[0]
-            yield Finding(
-                "uninitialized",
-                paths,
-                f"The constructor never writes {what} {plural(len(paths), 'tensor')}: {some(paths)}. Even an ordinary "
-                "build leaves there what the memory happened to hold, so they wait for a checkpoint or are a mistake.",
-                f"torch.nn.init.zeros_(self.{place.slot.name})  # in the constructor",
-            )
+            start, stop = window.extent()
+            (told.wholly if missing == stop - start else told.partly).append(place)
+        elif loaded(tape, window):
+            told.loaded.append((place, origin))
+    return told
 
 
 def _missing(origin: Origin) -> int:
@@ -208,6 +194,36 @@ def _missing(origin: Origin) -> int:
     if writers and origin.window in origin.tape.ops[writers[-1]].writes:
         return 0
     return origin.tape.unwritten(origin.window)
+
+
+def _loaded(found: list[tuple[Place, Origin]]) -> Iterator[Finding]:
+    by_line: dict[str, list[Place]] = {}
+    for place, origin in found:
+        op = origin.tape.last_write(origin.window.storage)
+        by_line.setdefault(f" at {said(op.where)}" if op.where else "", []).append(place)
+    for line, places in by_line.items():
+        paths = paths_of(places)
+        yield Finding(
+            "loaded",
+            paths,
+            f"The constructor itself loads the values of {plural(len(paths), 'tensor')}{line}: {some(paths)}. They are "
+            "on the tape, so replay has them; a reset gives other values, and a build under torch.device('meta') "
+            "loses them.",
+            fill(paths, source="replay"),
+        )
+
+
+def _uninitialized(wholly: list[Place], partly: list[Place]) -> Iterator[Finding]:
+    for places, what in ((wholly, "anything to"), (partly, "all of")):
+        if places:
+            paths = paths_of(places)
+            yield Finding(
+                "uninitialized",
+                paths,
+                f"The constructor never writes {what} {plural(len(paths), 'tensor')}: {some(paths)}. Even an ordinary "
+                "build leaves there what the memory happened to hold, so they wait for a checkpoint or are a mistake.",
+                f"torch.nn.init.zeros_(self.{places[0].slot.name})  # in the constructor",
+            )
 
 
 def _lazy(look: Look) -> Iterator[Finding]:

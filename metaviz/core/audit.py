@@ -1,6 +1,8 @@
 """Watches what a thread reaches for outside of the process: refuses changes, notes which files it reads.
 
-Python reports such calls to an audit hook before it makes them. What raises no event is out of reach: C and C++ code
+Python reports such calls to an audit hook before it makes them. Imports may do as they like: a module is imported once
+per process, by whoever comes first, and relies on what it did then. (The first ops on meta import parts of torch that
+make a folder for temporary files and set a variable.) What raises no event is out of reach: C and C++ code
 that opens files, `os._exit`, `os.write` to a descriptor that is open already, `multiprocessing` by spawn.
 """
 
@@ -76,12 +78,14 @@ class Watch:
 
     def heed(self, event: str, args: tuple, frame: types.FrameType) -> None:
         """Let through, note or refuse what ``frame`` is about to do."""
+        if _is_import(frame):
+            return
         if event == "open":
             path, mode, flags = args
             if flags & _FOR_WRITING or set(mode or "") & set("wax+"):
                 if path != os.devnull:
-                    self._refuse_call(f"opens {_base_name(path)!r} for writing", frame)
-            elif not isinstance(path, int) and not _is_import(frame):
+                    self.refuse(f"opens {_base_name(path)!r} for writing")
+            elif not isinstance(path, int):
                 self.read[_base_name(path)] = None
         elif event in ("os.putenv", "os.unsetenv"):
             # Seeding functions set variables. That can be put back, so it is no reason to stop them.
@@ -92,13 +96,7 @@ class Watch:
         else:
             on_file = event.startswith(_ON_FILES) and isinstance(args[0], (str, bytes, os.PathLike))
             on = f" on {_base_name(args[0])!r}" if on_file else ""
-            self._refuse_call(f"calls {event.removeprefix('builtins.')}{on}", frame)
-
-    def _refuse_call(self, what: str, frame: types.FrameType) -> None:
-        if frame.f_globals.get("__name__") == "importlib._bootstrap_external":
-            # It wants to keep the bytecode of what it imports, and does without where it may not.
-            raise Refused(errno.EPERM, "no bytecode is kept of what a dry run imports")
-        self.refuse(what)
+            self.refuse(f"calls {event.removeprefix('builtins.')}{on}")
 
     def put_back_environ(self) -> None:
         """Give the environment variables their values from before."""
@@ -133,7 +131,7 @@ def refusing(start: Callable[[threading.Thread], None]) -> Callable[[threading.T
 
     @functools.wraps(start)
     def start_thread(thread: threading.Thread) -> None:
-        if here.watch is not None:
+        if here.watch is not None and not _is_import(sys._getframe(1)):
             here.watch.refuse("starts a thread")
         start(thread)
 
@@ -148,10 +146,9 @@ def _base_name(path: Any) -> str:
 
 
 def _is_import(frame: types.FrameType | None) -> bool:
-    """Whether the import system reads, or `linecache`, where the text of a traceback comes from."""
+    """Whether a module is being imported, or the text of a traceback being read."""
     while frame is not None:
-        name = frame.f_globals.get("__name__")
-        if name in ("importlib._bootstrap", "importlib._bootstrap_external", "zipimport", "linecache"):
+        if frame.f_globals.get("__name__") in ("importlib._bootstrap", "linecache"):
             return True
         frame = frame.f_back
     return False

@@ -17,7 +17,7 @@ from metaviz.core.units import plural
 aten = torch.ops.aten
 
 
-class _Cast(NamedTuple):
+class Cast(NamedTuple):
     """A tensor that has another dtype than ``window`` of ``tape``, which has its values."""
 
     place: Place
@@ -26,13 +26,14 @@ class _Cast(NamedTuple):
 
     @property
     def parameter(self) -> bool:
+        """Whether it is trained, or may be."""
         return self.place.slot.kind == "parameter"
 
 
-def about_casts(look: Look) -> tuple[list[Finding], list[Finding], list[Finding]]:
+def about_casts(found: list[Cast]) -> tuple[list[Finding], list[Finding], list[Finding]]:
     """What casts threw away, what they rounded for good, and what is only worth knowing: one each per two dtypes."""
-    groups: dict[tuple[torch.dtype, torch.dtype], list[_Cast]] = {}
-    for cast in _casts(look):
+    groups: dict[tuple[torch.dtype, torch.dtype], list[Cast]] = {}
+    for cast in found:
         groups.setdefault((cast.window.dtype, cast.place.slot.tensor.dtype), []).append(cast)
     lost, rounded, plain = [], [], []
     for (before, after), casts in groups.items():
@@ -46,22 +47,18 @@ def about_casts(look: Look) -> tuple[list[Finding], list[Finding], list[Finding]
     return lost, rounded, plain
 
 
-def _casts(look: Look) -> list[_Cast]:
-    """The tensors whose dtype is not the constructor's, also those that have been given values since."""
-    found = [
-        _Cast(place, origin.tape, origin.window)
-        for place, origin in look.origins.values()
-        if not origin.exact and origin.window.dtype != place.slot.tensor.dtype
-    ]
+def casts_since(look: Look) -> list[Cast]:
+    """The tensors that have their values, and another dtype than the constructor gave them."""
+    found = []
     for place in look.real.values():
         then = was(place.slot.tensor)
         source = then and then.tag.source
         if source and source.dtype != place.slot.tensor.dtype:
-            found.append(_Cast(place, then.tag.tape, source))
+            found.append(Cast(place, then.tag.tape, source))
     return found
 
 
-def _finding(words: Callable, before: torch.dtype, after: torch.dtype, casts: list[_Cast]) -> Finding:
+def _finding(words: Callable, before: torch.dtype, after: torch.dtype, casts: list[Cast]) -> Finding:
     was_, now = (str(dtype).removeprefix("torch.") for dtype in (before, after))
     paths = paths_of(cast.place for cast in casts)
     fix = (
@@ -71,7 +68,7 @@ def _finding(words: Callable, before: torch.dtype, after: torch.dtype, casts: li
     return Finding("cast", paths, words(f"from {was_} to {now}", casts), None if words is _plain else fix)
 
 
-def _lost(change: str, casts: list[_Cast]) -> str:
+def _lost(change: str, casts: list[Cast]) -> str:
     return (
         f"A cast {change} after the build threw away the imaginary part of "
         f"{some(paths_of(cast.place for cast in casts))}. On meta torch does not even warn, and the model gets "
@@ -79,7 +76,7 @@ def _lost(change: str, casts: list[_Cast]) -> str:
     )
 
 
-def _rounded(change: str, casts: list[_Cast]) -> str:
+def _rounded(change: str, casts: list[Cast]) -> str:
     return (
         f"A cast {change} after the build rounds what the constructor has computed for "
         f"{some(paths_of(cast.place for cast in casts))}. Nothing trains such values back: tables and frequencies "
@@ -87,7 +84,7 @@ def _rounded(change: str, casts: list[_Cast]) -> str:
     )
 
 
-def _plain(change: str, casts: list[_Cast]) -> str:
+def _plain(change: str, casts: list[Cast]) -> str:
     parameters = sum(cast.parameter for cast in casts)
     others = len(casts) - parameters
     what = [plural(parameters, "parameter")] if parameters else []
@@ -102,7 +99,7 @@ def _plain(change: str, casts: list[_Cast]) -> str:
     )
 
 
-def _loses(cast: _Cast) -> bool:
+def _loses(cast: Cast) -> bool:
     """Whether values can change by the cast: to a coarser dtype, and they are not all one number that it has."""
     before, after = cast.window.dtype, cast.place.slot.tensor.dtype
     if not (before.is_floating_point or before.is_complex):

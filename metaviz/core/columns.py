@@ -51,9 +51,11 @@ class Columns:
         outward: Row → links of its subtree that lead out of it, as (offset in the subtree, row, what).
         troubles: Row → why it could not be looked at.
         fixes: Row → what to add to its form's tally so that every storage counts once.
+        source: Which source was asked about the meta tensors; `"auto"` for the best of all.
     """
 
     def __init__(self):
+        self.source = "auto"
         self.names: list[str] = []
         self.parents: list[int] = []
         self.ends: list[int] = []
@@ -96,6 +98,17 @@ class Columns:
     @cached_property
     def _shared(self) -> dict[int, tuple[int, int]]:
         return by_path(self)
+
+    @cached_property
+    def sources(self) -> list[frozenset[str]]:
+        """For each row the sources of the ready tensors below it."""
+        nothing: frozenset[str] = frozenset()
+        found = [nothing if not form.source else frozenset((form.source,)) for form in self.forms]
+        for row in range(len(found) - 1, 0, -1):
+            parent = self.parents[row]
+            if not found[row] <= found[parent]:
+                found[parent] = found[parent] | found[row]
+        return found
 
     @cached_property
     def index(self) -> dict[str, int]:

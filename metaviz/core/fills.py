@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from metaviz.core.tape import Op, Window
+from metaviz.core.tape import Op, Window, constant, version_of
 
 aten = torch.ops.aten
 
@@ -121,6 +121,8 @@ def fill_of(op: Op) -> Fill | None:
         return Fill(name, numbers)
     if op.func is aten.zero_.default:
         return Fill("constant_", (_held(0.0, op.writes[0].dtype),))
+    if op.func is constant and op.args[0].numel() == 1 and version_of(op.args[0]) == op.args[1]:
+        return Fill("constant_", (op.args[0].item(),))
     if op.func is aten.normal.float_float:
         return Fill("normal_", op.args[:2])
     if op.draw and not hasattr(op.func, "_schema") and op.func.__name__.startswith("_no_grad_"):

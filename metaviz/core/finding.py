@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -72,17 +71,18 @@ class Look:
                 if all(slot is not other.slot for other in tied):
                     tied.append(place)
 
-    @functools.cached_property
-    def origins(self) -> dict[int, tuple[Place, Origin]]:
-        """The tensors on meta that a tape knows, with where they come from, by id."""
-        found = {}
-        for key, place in self.empty.items():
-            slot = place.slot
-            name = slot.name if slot.kind != "attribute" else None
-            origin = origin_of(slot.tensor, place.module, name)
+    def known(self) -> Iterator[tuple[Place, Origin]]:
+        """The tensors on meta that a tape knows, with where they come from. Made anew: keeping all takes longer."""
+        for place in self.empty.values():
+            origin = where_from(place)
             if origin is not None:
-                found[key] = place, origin
-        return found
+                yield place, origin
+
+
+def where_from(place: Place) -> Origin | None:
+    """Where the meta tensor at ``place`` comes from; None if no tape knows it."""
+    slot = place.slot
+    return origin_of(slot.tensor, place.module, slot.name if slot.kind != "attribute" else None)
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
@@ -98,9 +98,9 @@ def paths_of(places: Iterable[Place]) -> tuple[str, ...]:
     return tuple(place.path for place in places)
 
 
-def fill(paths: tuple[str, ...]) -> str:
+def fill(paths: tuple[str, ...], **options: str) -> str:
     """The code that gives the tensors at ``paths`` their values; all of the model where they are many."""
-    if len(paths) > _LISTED:
-        return 'metaviz.materialize(model, device="cpu")'
     listed = ", ".join(map(quoted, paths))
-    return f'metaviz.materialize(model, {listed if len(paths) == 1 else f"[{listed}]"}, device="cpu")'
+    chosen = [] if len(paths) > _LISTED else [listed if len(paths) == 1 else f"[{listed}]"]
+    given = [f'{name}="{value}"' for name, value in {"device": "cpu", **options}.items()]
+    return f"metaviz.materialize({', '.join(['model', *chosen, *given])})"

@@ -36,11 +36,16 @@ def loaded(tape: Tape, window: Window) -> bool:
         target = op.args[0]
         begins, ends = target.extent()
         copied = target.is_dense() and begins <= start and stop <= ends and len(writers) > 1
-    return _comes_from_data(tape, window, at + 1, copied)
+    by_torch = op.where is not None and op.where.init == "load_state_dict"
+    return _comes_from_data(tape, window, at + 1, copied, by_torch)
 
 
-def _comes_from_data(tape: Tape, window: Window, end: int, copied: bool) -> bool:
-    """Follow copies back to the data. ``copied`` tells whether data of the very dtype count, too, or only bytes."""
+def _comes_from_data(tape: Tape, window: Window, end: int, copied: bool, by_torch: bool) -> bool:
+    """Follow copies back to the data.
+
+    ``copied`` tells whether data of the very dtype count, too, or only bytes; ``by_torch`` whether ``load_state_dict``
+    has copied them, wherever they come from.
+    """
     as_bytes = False
     while True:
         writers = tape.storages[window.storage].writers
@@ -50,7 +55,7 @@ def _comes_from_data(tape: Tape, window: Window, end: int, copied: bool) -> bool
         op = tape.ops[writers[at]]
         as_bytes = as_bytes or (op.writes[0].dtype is torch.uint8 and window.dtype is not torch.uint8)
         if op.func is constant:
-            return as_bytes or (copied and _from_elsewhere(tape, writers[at]))
+            return as_bytes or (copied and (by_torch or _from_elsewhere(tape, writers[at])))
         source = op.args[1] if op.func is aten.copy_.default else op.args[0] if op.func in _COPIES else None
         if type(source) is not Window:
             return False

@@ -13,8 +13,6 @@ OWN = ("reset_parameters", "_reset_parameters")
 #: What a model may do for all of its modules: with the module as argument, or with none.
 MODEL = ("_init_weights", "init_weights")
 
-_MISSING = object()
-
 
 class Call(NamedTuple):
     """A method of ``module``, called with ``argument`` where that is a module.
@@ -36,13 +34,15 @@ def lookup(module: nn.Module, name: str) -> Any:
     Reads dictionaries only: properties, `__getattr__` and metaclasses of the model's author do not run.
     """
     space = object.__getattribute__(module, "__dict__")
-    for held in (space, *(space.get(group) or {} for group in ("_parameters", "_buffers", "_modules"))):
-        if name in held:
+    if name in space:
+        return space[name]
+    found = _of_class(type(module), name)
+    if found is not None:
+        return found
+    for group in ("_parameters", "_buffers", "_modules"):
+        held = space.get(group)
+        if held and name in held:
             return held[name]
-    for base in type.__getattribute__(type(module), "__mro__"):
-        found = type.__getattribute__(base, "__dict__").get(name, _MISSING)
-        if found is not _MISSING:
-            return found
     return None
 
 
@@ -56,8 +56,9 @@ def delegates(module: nn.Module) -> bool:
 
 def _of_class(cls: type, name: str) -> Any:
     for base in type.__getattribute__(cls, "__mro__"):
-        if name in type.__getattribute__(base, "__dict__"):
-            return type.__getattribute__(base, "__dict__")[name]
+        space = type.__getattribute__(base, "__dict__")
+        if name in space:
+            return space[name]
     return None
 
 

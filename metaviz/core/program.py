@@ -93,6 +93,7 @@ class Program:
         return order
 
     def _go(self, run: Run) -> None:
+        run.started = True
         try:
             run.record()
             for tensor, _ in self._wanted:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType
 
 import torch
+from torch import nn
 from torch.nn import init
 
 from metaviz.core.tape import Where
@@ -16,6 +17,9 @@ from metaviz.core.tape import Where
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _METAVIZ = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _INIT = init.__file__
+_LOAD = nn.Module._load_from_state_dict.__code__
+# Modules whose functions only pass on to those of torch.nn.init.
+_WRAPPERS = ("transformers.initialization",)
 
 # Code objects are few, frames are many: whether one is ours or torch's is worked out once.
 _inside: dict[CodeType, bool] = {}
@@ -39,7 +43,7 @@ callers: set[CodeType] = set()
 
 
 def where() -> Where | None:
-    """The innermost line outside of torch and metaviz, and the torch.nn.init function it called, if it did.
+    """The innermost line outside of torch and metaviz, and the torch.nn.init function or load_state_dict it called.
 
     Of a method of torch that metaviz itself has called, it is the line of that method.
     """
@@ -52,10 +56,13 @@ def where() -> Where | None:
         below = frame
         inside = _inside.get(code)
         if inside is None:
-            inside = _inside[code] = code.co_filename.startswith((_TORCH, _METAVIZ))
+            ours = code.co_filename.startswith((_TORCH, _METAVIZ))
+            inside = _inside[code] = ours or frame.f_globals.get("__name__") in _WRAPPERS
         if not inside:
             return _where(name, code.co_filename, frame.f_lineno)
         if code.co_filename == _INIT and not code.co_name.startswith("_"):
             name = code.co_name
+        elif code is _LOAD:
+            name = "load_state_dict"
         frame = frame.f_back
     return None

@@ -196,6 +196,17 @@ def copied(tape: Tape, op: Op) -> Window | None:
     return source if target.dtype == source.dtype or floats else None
 
 
+def settled(tape: Tape, storage: int, casts: bool = False) -> tuple[int | None, int]:
+    """The number of the op that made what ``storage`` is a plain copy of, and the storage that it made it in."""
+    before = len(tape.ops)
+    while (number := writer(tape, storage, before)) is not None:
+        source = copied(tape, tape.ops[number])
+        if source is None or not (casts or source.dtype == tape.ops[number].writes[0].dtype):
+            break
+        storage, before = source.storage, number
+    return number, storage
+
+
 def covers(tape: Tape, window: Window) -> bool:
     """Whether ``window`` shows the whole of its storage."""
     nbytes = tape.storages[window.storage].nbytes

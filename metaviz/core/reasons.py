@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from metaviz.core.columns import Columns
-from metaviz.core.units import format_bytes, format_exact, plural
+from metaviz.core.units import format_exact, plural
 
-_DONE = {"replay": "replayed", "reset": "reset", "checkpoint": "loaded"}
+_DONE = {"checkpoint": "loaded", "replay": "replayed", "reset": "reset"}
 
 
 def reason(columns: Columns, row: int) -> str:
@@ -39,8 +39,12 @@ def step(columns: Columns, row: int) -> str | None:
         return f"tree[{quoted(columns.path(first))}]"
     mark, path = columns.mark(row), columns.path(row)
     if mark == "ready":
+        answer = columns.answers.get(row)
+        if columns.source == "reset" and answer is not None and answer.faithful is False and answer.fix:
+            return answer.fix
         where = f", {quoted(path)}" if path else ""
-        return f'metaviz.materialize(model{where}, device="cpu")'
+        source = "" if columns.source == "auto" else f', source="{columns.source}"'
+        return f'metaviz.materialize(model{where}, device="cpu"{source})'
     first = next(blocked(columns, row), None)
     if first is None:
         return None
@@ -100,57 +104,9 @@ def _counts(columns: Columns, row: int) -> str:
 
 
 def _verb(columns: Columns, row: int) -> str:
-    """What the source of the first ready tensor below does."""
-    while columns.forms[row].kind == "module":
-        row = next((child for child in columns.children(row) if columns.forms[child].tally.ready), -1)
-        if row < 0:
-            return "given values"
-    return _DONE.get(columns.forms[row].source, "given values")
-
-
-def explain(columns: Columns, row: int) -> str:
-    """A short paragraph about a row: what it is, how large, where, and what can be done."""
-    form = columns.forms[row]
-    path = columns.path(row)
-    what = f"{path} ({form.cls})" if path else form.cls
-    about = _module(columns, row) if form.kind == "module" else _tensor(columns, row)
-    why = fact(columns, row)
-    if form.source:
-        why = f"{form.source} gives its values: {why}"
-    words = f"{what} is {about}. {why[0].upper()}{why[1:]}."
-    next_step = step(columns, row)
-    return f"{words} Next: {next_step}" if next_step else words
-
-
-def _module(columns: Columns, row: int) -> str:
-    tally, (numel, nbytes) = columns.tally(row), columns.by_path(row)
-    places = ", ".join(sorted({device for device, _ in tally.where})) or "no device"
-    text = f"a module of {plural(tally.numel, 'parameter')} in {plural(tally.tensors, 'tensor')}"
-    text += f", {format_bytes(tally.nbytes)} on {places}"
-    if (numel, nbytes) != (tally.numel, tally.nbytes):
-        text += f" (counted by path {format_exact(numel)} and {format_bytes(nbytes)})"
-    return text
-
-
-def _tensor(columns: Columns, row: int) -> str:
-    form = columns.forms[row]
-    if form.facts is None:
-        return "an attribute"
-    facts = form.facts
-    saved = {True: "saved ", False: "unsaved ", None: ""}[form.persistent]
-    kind = {"parameter": "" if facts.requires_grad else "frozen ", "buffer": saved, "attribute": "plain "}[
-        form.kind
-    ]
-    shape = "of unknown shape" if facts.shape is None else str(facts.shape)
-    text = f"a {kind}{form.kind} {shape} in {facts.dtype}, {format_bytes(facts.nbytes)} on {facts.device}"
-    link, first = columns.links.get(row, ("", -1))
-    if link == "tie":
-        text += f", the same tensor as {columns.path(first)}"
-    elif link == "alias":
-        text += f", a view of the storage of {columns.path(first)}"
-    if form.kind == "attribute" and facts.device == "meta":
-        text += "; it is stale: Module.to and to_empty never see it"
-    return text
+    """What the sources of the ready tensors below do."""
+    found = columns.sources[row]
+    return " or ".join(done for source, done in _DONE.items() if source in found) or "given values"
 
 
 def unknown(columns: Columns, root: int, path: str) -> str:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from metaviz.core.attributes import ATOMS, STANDARD, registered_ids
-from metaviz.core.methods import Call, model_method, own_method
+from metaviz.core.methods import MODEL, Call, model_method, own_method
 from metaviz.core.paths import children_of, join
 from metaviz.core.shadow import is_plain
 from metaviz.core.tryout import Trial, Write, attempt
@@ -51,6 +52,9 @@ class _At(NamedTuple):
     order: int
 
 
+_Writers = tuple[tuple[nn.Module, tuple["Step | None", "Step | None"]], ...]
+
+
 class Resets:
     """What init methods would do to the tensors of one model. Nothing of the model changes.
 
@@ -64,6 +68,8 @@ class Resets:
         self._kinds: dict[int, int] = {}
         self._children_first: list[nn.Module] = []
         self._found: dict[int, tuple[Step | None, Step | None]] = {}
+        self._above: dict[int, _Writers] = {}
+        self._givers: dict[int, nn.Module | None] = {}
         self._keep: list[Any] = []
         self._trials: dict[tuple, Trial] = {}
         self._ids: set[int] | None = None
@@ -81,12 +87,38 @@ class Resets:
             module: The module that holds the tensor.
             slot: Its name there.
         """
-        own, model = [], []
-        for above, below in self._upwards(module):
-            for step, steps in zip(self._tried_at(above), (own, model), strict=True):
-                if step is not None and (above is module or (below, slot) in step.trial.writes):
-                    steps.append(step._replace(key=(below, slot)))
-        return own + model
+        here, path = self._tried_at(module), self.path(module)
+        steps: tuple[list[Step], list[Step]] = [], []
+        for step, sort in zip(here, steps, strict=True):
+            if step is not None:
+                sort.append(step._replace(key=("", slot)))
+        for above, tried in self._writers_above(module):
+            start = self.path(above)
+            key = path[len(start) + 1 :] if start else path, slot
+            for step, sort in zip(tried, steps, strict=True):
+                if step is not None and key in step.trial.writes:
+                    sort.append(step._replace(key=key))
+        return steps[0] + steps[1]
+
+    def alike(self, module: nn.Module, slot: str) -> tuple | None:
+        """What is equal for tensors to which the same happens; None where modules above have a say in it."""
+        if self._writers_above(module) or "parametrizations" in self.path(module):
+            return None
+        giver = self._giver(module)
+        return self._kind(module), slot, None if giver is None else id(giver)
+
+    def _writers_above(self, module: nn.Module) -> _Writers:
+        """The modules above one whose methods write to modules below them, the nearest first."""
+        above = self._at[id(module)].parent
+        if above is None:
+            return ()
+        found = self._above.get(id(above))
+        if found is None:
+            tried = self._tried_at(above)
+            writes = any(path for step in tried if step is not None for path, _ in step.trial.writes)
+            found = self._writers_above(above)
+            found = self._above[id(above)] = ((above, tried), *found) if writes else found
+        return found
 
     def own(self, module: nn.Module) -> Trial | None:
         """The trial of the method that a module has for its own tensors, None if it has none."""
@@ -105,16 +137,21 @@ class Resets:
 
     def model_call(self, module: nn.Module) -> Call | None:
         """The call by which the nearest model around a module initializes it."""
-        for above, _ in self._upwards(module):
-            found = model_method(above)
-            if found is None:
-                continue
-            name, takes_module = found
-            if takes_module:
-                return Call(above, name, module)
-            if above is module:
-                return Call(above, name)
-        return None
+        giver = self._giver(module)
+        if giver is not None:
+            return Call(giver, MODEL[0], module)
+        found = model_method(module)
+        return None if found is None else Call(module, found[0])
+
+    def _giver(self, module: nn.Module | None) -> nn.Module | None:
+        """The nearest module, from this one upwards, with a method that takes a module to be initialized."""
+        if module is None:
+            return None
+        if id(module) not in self._givers:
+            found = model_method(module)
+            takes = found is not None and found[1]
+            self._givers[id(module)] = module if takes else self._giver(self._at[id(module)].parent)
+        return self._givers[id(module)]
 
     def order(self, call: Call) -> tuple[bool, int]:
         """Where a call comes in the order of all: own methods, children first, then those of models."""
@@ -142,7 +179,9 @@ class Resets:
         if trial.state == "unfinished":
             self._lost += 1.0
         unready = any(write.unread for write in trial.writes.values())
-        if children_of(module) and call.argument is None and (unready or trial.state == "raises"):
+        if children_of(module) and call.argument is None and (
+            unready or trial.state in ("raises", "reads")
+        ):
             # It may work with what its children's own methods have written before.
             again = attempt(call, self.before(module), self.is_ours)
             if again.state == "ran":
@@ -171,22 +210,6 @@ class Resets:
                 stack.pop()
                 self._at[id(module)] = _At(path, parent, len(self._children_first))
                 self._children_first.append(module)
-
-    def _upwards(self, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-        """A module and those above it, each with the path from there to the module."""
-        end = self._at[id(module)].path
-        above: nn.Module | None = module
-        while above is not None:
-            at = self._at[id(above)]
-            yield (
-                above,
-                end[len(at.path) + 1 :]
-                if at.path and above is not module
-                else ""
-                if above is module
-                else end,
-            )
-            above = at.parent
 
     def _below(self, module: nn.Module) -> Iterator[nn.Module]:
         todo, seen = [module], {id(module)}
@@ -228,6 +251,8 @@ class Resets:
         if kind in ATOMS:
             # True == 1 == 1.0, and a slice cannot be hashed.
             return kind, value if kind is not slice else repr(value)
+        if issubclass(kind, torch.Tensor) and is_lazy(value):
+            return kind, value.dtype
         if issubclass(kind, torch.Tensor) and is_plain(value) and value.is_meta:
             return kind, value.shape, value.dtype, value.stride(), value.requires_grad
         if kind in (tuple, list) and len(value) <= 16:

@@ -3,7 +3,7 @@
 The code gets a thread of its own. Torch's modes, its grad mode and its default device belong to a thread, so none of
 the caller's reach it, and a thread that is stuck can be left behind. What it prints goes nowhere (`core/silence.py`),
 what it would change outside of the process is refused (`core/audit.py`), and what any code may change in passing, such
-as the random generators, is put back.
+as the random generators, is put back (`core/process.py`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ import builtins
 import contextlib
 import ctypes
 import dataclasses
-import functools
-import gc
 import os
-import pickle
-import random
 import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from metaviz.core import audit, silence
+from metaviz.core.process import ProcessState
 
 # Threads that were given up on and still run. No more are started: code that got stuck will get stuck again.
 MOST_STUCK = 4
 # How long a thread that is given up on may take to notice, in steps: at each it is told again.
 _STEPS, _STEP_SECONDS = 10, 0.01
+# How long an import may take: torch imports its compiler with the first use of some ops.
+_IMPORT_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +62,8 @@ def run_aside(
 
     Args:
         fn: The function. To it the file system is read-only, there is no network, and it can start no thread and no
-            process: what it tries raises PermissionError in it and is noted as ``refused``.
+            process: what it tries raises PermissionError in it and is noted as ``refused``. The imports that it
+            causes are not held back, nor undone.
         seconds: Time limit. An exception then ends ``fn`` as soon as it runs Python code; if that takes more than a
             tenth of a second, its thread is left behind. It stays silent, but what it changes later is not undone.
         on_abandon: Called in this thread if ``fn`` was given up on, last of all.
@@ -89,18 +86,18 @@ def run_aside(
         if _too_many_stuck():
             return Outcome()
         audit.install()
-        before = _process_state()
+        before = ProcessState()
         try:
             _enter(run)
             run.start()
-            run.given_up = not run.ended.acquire(timeout=max(run.until - time.monotonic(), 0))
+            run.given_up = not run.wait(seconds)
         finally:
             # Whatever comes, Ctrl-C included.
             try:
                 if run.given_up:
                     run.give_up()
             finally:
-                _put_back(before)
+                before.put_back()
                 run.watch.put_back_environ()
                 if run.given_up and on_abandon is not None:
                     on_abandon()
@@ -129,6 +126,7 @@ class _Aside(threading.Thread):
         # Until it has ended: Ctrl-C may come at any line.
         self.given_up = True
         self.over = False
+        self.interrupted = False
         self.ended = threading.Lock()
         self.ended.acquire()
 
@@ -156,15 +154,40 @@ class _Aside(threading.Thread):
     def _end(self) -> None:
         with _lock:
             self.over = True
-        # Nobody interrupts it from here on; an exception that is still on its way is called back.
-        _raise_in(self, None)
+        # Nobody interrupts it from here on. An exception that is still on its way has to come, not to be called
+        # back: Python 3.11 would go on looking for it for ever, and hang where a profiler is on.
+        if self.interrupted:
+            with contextlib.suppress(_GivenUp):
+                _raise_in(self, _GivenUp)
+                while True:
+                    time.sleep(0)
         audit.here.watch = None
         _leave(self)
         self.ended.release()
 
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends in time; an import that it begins is waited for, and then it has all its time again."""
+        longest = time.monotonic() + _IMPORT_SECONDS
+        while not self.ended.acquire(timeout=max(self.until - time.monotonic(), 0)):
+            now = time.monotonic()
+            if now > longest or not self.is_importing():
+                return False
+            self.until = now + min(seconds, _IMPORT_SECONDS)
+        return True
+
+    def is_importing(self) -> bool:
+        """Whether it is in the middle of an import, which would leave half a module behind if it ended here."""
+        frame = sys._current_frames().get(self.ident)
+        while frame is not None:
+            if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+                return True
+            frame = frame.f_back
+        return False
+
     def interrupt(self) -> None:
         with _lock:
-            if self.ident is not None and not self.over:
+            if self.ident is not None and not self.over and not self.is_importing():
+                self.interrupted = True
                 _raise_in(self, _GivenUp)
 
     def give_up(self) -> None:
@@ -236,10 +259,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Have ``error`` raised where the thread runs Python next; None calls it back."""
-    what = ctypes.py_object() if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), what)
+def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Have ``error`` raised where the thread runs Python next."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
 
 
 def _forget_frames(error: BaseException) -> None:
@@ -256,63 +278,3 @@ def _forget_frames(error: BaseException) -> None:
         todo += [error.__cause__, error.__context__]
         if isinstance(error, getattr(builtins, "BaseExceptionGroup", ())):
             todo += error.exceptions
-
-
-# (how to ask for it, how to set it, what it was)
-_State = list[tuple[Callable[[], Any], Callable[[Any], None], Any]]
-
-
-def _process_state() -> _State:
-    """What code changes in passing, and what belongs to the whole process."""
-    filters, path = warnings.filters, sys.path
-    parts = [
-        (random.getstate, random.setstate),
-        (torch.get_default_dtype, torch.set_default_dtype),
-        (_deterministic, lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1])),
-        (path.copy, functools.partial(path.__setitem__, slice(None))),
-        (filters.copy, functools.partial(filters.__setitem__, slice(None))),
-        (sys.getrecursionlimit, sys.setrecursionlimit),
-        (gc.isenabled, lambda on: (gc.enable if on else gc.disable)()),
-    ]
-    if "numpy.random" in sys.modules:
-        numpy_random = sys.modules["numpy.random"]
-        parts.append(
-            (
-                lambda: pickle.dumps(numpy_random.get_state(legacy=False)),
-                lambda state: numpy_random.set_state(pickle.loads(state)),
-            )
-        )
-    cuda, xpu = torch.cuda, getattr(torch, "xpu", None)
-    for generator in (
-        torch.default_generator,
-        *cuda.default_generators,
-        *getattr(xpu, "default_generators", ()),
-    ):
-        parts.append((functools.partial(_draws, generator), functools.partial(_set_draws, generator)))
-    for backend in (cuda, xpu):
-        # Seeds that wait for the device to be initialized.
-        tracker = getattr(backend, "_lazy_seed_tracker", None)
-        if tracker is not None:
-            parts.append((vars(tracker).copy, vars(tracker).update))
-    return [(get, put, get()) for get, put in parts]
-
-
-def _put_back(state: _State) -> None:
-    for get, put, before in state:
-        # Not where nothing changed: another thread may draw between asking and setting.
-        if get() != before:
-            put(before)
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _draws(generator: torch.Generator) -> bytes:
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return generator.get_state().numpy().tobytes()
-
-
-def _set_draws(generator: torch.Generator, state: bytes) -> None:
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

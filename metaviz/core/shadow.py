@@ -6,8 +6,8 @@ something asks for them: trying a method of a model with 20,000 modules must not
 
 from __future__ import annotations
 
-import copyreg
 import functools
+import operator
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -26,6 +26,8 @@ _DONE = "_is_hf_initialized"
 _CONTAINERS = (list, dict, set, tuple, deque, OrderedDict, defaultdict)
 # A vocabulary is copied, not looked through.
 _WIDE = 10_000
+# Of these nothing is put back: they have stand-ins, or belong to the program and not to the model.
+_LEFT_ALONE = (torch.Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
 class Shadows:
@@ -41,7 +43,7 @@ class Shadows:
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
-        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._watched: dict[int, tuple[Any, Any]] = {}
 
     def of(self, module: nn.Module) -> nn.Module:
         """The shadow of a module.
@@ -62,17 +64,17 @@ class Shadows:
             )
             if "_modules" in space:
                 own["_modules"] = _Children(space["_modules"], self.of)
-            for name in copyreg._slotnames(type(module)):
+            for name in _slot_names(type(module)):
                 if hasattr(module, name):
                     object.__setattr__(shadow, name, self._copy(getattr(module, name)))
         return shadow
 
     def restore(self) -> None:
         """Put back what a try has set on objects that shadows and modules share, such as a config."""
-        for space, before in self._spaces:
-            if space.keys() != before.keys() or any(space[name] is not before[name] for name in before):
-                space.clear()
-                space.update(before)
+        for held, before in self._watched.values():
+            if len(held) != len(before) or not all(map(_is_same, _items(held), _items(before))):
+                held.clear()
+                (held.extend if isinstance(held, list | deque) else held.update)(before)
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The meta tensor that stands for ``tensor``; views of one storage have twins on one storage.
@@ -129,20 +131,36 @@ class Shadows:
         if kind is functools.partial:
             args, keywords = self._copy(value.args), self._copy(value.keywords)
             return self._noted(value, functools.partial(self._copy(value.func), *args, **keywords))
-        if type.__getattribute__(kind, "__dictoffset__") and kind is not types.FunctionType:
-            space = object.__getattribute__(value, "__dict__")
-            self._spaces.append((space, dict(space)))
+        self._watch(value)
         return self._noted(value, value)
+
+    def _watch(self, value: Any) -> None:
+        """Note what an object that is not copied holds, the objects and containers below it included."""
+        todo = [value]
+        while todo and len(self._watched) < _WIDE:
+            value = todo.pop()
+            kind = type(value)
+            if kind in ATOMS or id(value) in self._watched or issubclass(kind, _LEFT_ALONE):
+                continue
+            if kind in (list, dict, set, OrderedDict, defaultdict, deque):
+                held = value
+            elif type.__getattribute__(kind, "__dictoffset__"):
+                held = object.__getattribute__(value, "__dict__")
+            else:
+                continue
+            if len(held) <= _WIDE:
+                self._watched[id(value)] = held, held.copy()
+                todo += held.values() if isinstance(held, dict) else held
 
     def _container(self, value: Any, kind: type) -> Any:
         if kind is tuple:
             return self._noted(value, tuple(map(self._copy, value)))
         new = self._noted(value, value.copy())
-        items = new.items() if isinstance(new, dict) else enumerate(new) if kind is not set else ()
-        if len(value) > _WIDE or all(type(item) in ATOMS for _, item in items):
+        if len(value) > _WIDE or kind is set:
             return new
-        for key, item in list(items):
-            new[key] = self._copy(item)
+        for key, item in list(new.items() if isinstance(new, dict) else enumerate(new)):
+            if type(item) not in ATOMS:
+                new[key] = self._copy(item)
         return new
 
     def _noted(self, value: Any, copy: Any) -> Any:
@@ -195,6 +213,25 @@ class _Children(dict):
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())
+
+
+def _items(held: Any) -> Any:
+    return held.items() if isinstance(held, dict) else held
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two items of a container are the same objects; of a dict they are key and value."""
+    if type(a) is tuple and type(b) is tuple and len(a) == len(b):
+        return all(map(operator.is_, a, b))
+    return a is b
+
+
+def _slot_names(cls: type) -> list[str]:
+    """The names of the `__slots__` of a class, without a question to its metaclass."""
+    spaces = [type.__getattribute__(base, "__dict__") for base in type.__getattribute__(cls, "__mro__")]
+    return [
+        name for space in spaces for name, held in space.items() if type(held) is types.MemberDescriptorType
+    ]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

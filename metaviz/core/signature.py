@@ -22,13 +22,12 @@ from metaviz.core.reading import (
     brings,
     contains,
     content,
-    copied,
     covers,
     digest,
     is_drawn,
     is_injective,
     ops_of,
-    writer,
+    settled,
 )
 from metaviz.core.replay import EagerDraws, plain_torch, replay, values_of_another
 from metaviz.core.tape import Op, Tape, Where, Window
@@ -81,7 +80,7 @@ def signature(tape: Tape, window: Window, *, value_limit: int = VALUE_LIMIT) -> 
     """
     if window.numel() == 0:
         return Signature(window.size, window.dtype, False, "no elements", form=("nothing", ""))
-    number, storage = _settled(tape, window.storage)
+    number, storage = settled(tape, window.storage)
     op = None if number is None else tape.ops[number]
     if op is not None and not op.reads and len(op.writes) == 1 and not window.lazy:
         fill = fill_of(op)
@@ -122,20 +121,9 @@ def root(tape: Tape, window: Window) -> tuple[int, int] | None:
     """
     if not covers(tape, window):
         return None
-    number, storage = _settled(tape, window.storage, casts=True)
+    number, storage = settled(tape, window.storage, casts=True)
     drawn = number is not None and (tape.ops[number].draw or is_drawn(tape, storage, number + 1))
     return (number, storage) if drawn else None
-
-
-def _settled(tape: Tape, storage: int, casts: bool = False) -> tuple[int | None, int]:
-    """The number of the op that made what ``storage`` is a plain copy of, and the storage that it made it in."""
-    before = len(tape.ops)
-    while (number := writer(tape, storage, before)) is not None:
-        source = copied(tape, tape.ops[number])
-        if source is None or not (casts or source.dtype == tape.ops[number].writes[0].dtype):
-            break
-        storage, before = source.storage, number
-    return number, storage
 
 
 def _is_all_of(fill: Fill, written: Window, window: Window) -> bool:
@@ -242,6 +230,9 @@ def _fixed(
 
 def _computed(ops: list[Op]) -> str:
     worked = [op for op in ops if not brings(op) and fill_of(op) is None and base_name(op) not in COPIES]
+    init = ops[-1].where and ops[-1].where.init
+    if worked and init:
+        return f"{init}{_at(ops[-1].where)}"
     if not worked:
         return f"values loaded from outside{_at(ops[-1].where)}"
     return f"values computed by {_listed(map(base_name, worked))}{_at(worked[-1].where)}"

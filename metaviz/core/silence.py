@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -24,6 +25,9 @@ here = _Here()
 # (owner, name of the attribute, what stands in, what was there)
 _stand_ins: list[tuple[Any, str, Any, Any]] = []
 _filters: list[list] = []
+# Kept, since `print` holds no reference to the stream that it prints to: where it is still in `write` of a stand-in
+# that another thread takes away, that must not be freed.
+_streams: deque[_Stream] = deque(maxlen=32)
 
 
 def nowhere() -> TextIO:
@@ -36,9 +40,8 @@ def begin() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:
-            # Another thread's redirect_stdout may have brought back one of ours.
-            real = stream._real if type(stream) is _Stream else stream
-            stand_in(sys, name, _Stream(real), real)
+            other = _stand_in_for(stream)
+            stand_in(sys, name, other, other._real)
     log = logging.Logger.callHandlers
 
     # Handlers keep the stream that they began with, so a record must be stopped before it gets to any.
@@ -49,8 +52,19 @@ def begin() -> None:
 
     stand_in(logging.Logger, "callHandlers", call_handlers, log)
     # Not by `filterwarnings`: that makes every module forget which warnings it has shown.
-    warnings.filters.insert(0, _UNHEARD)
+    warnings.filters.insert(0, UNHEARD)
     _filters.append(warnings.filters)
+
+
+def _stand_in_for(stream: Any) -> _Stream:
+    if type(stream) is _Stream:
+        # Another thread's redirect_stdout has brought one of ours back.
+        return stream
+    for known in _streams:
+        if known._real is stream:
+            return known
+    _streams.append(_Stream(stream))
+    return _streams[-1]
 
 
 def stand_in(owner: Any, name: str, value: Any, before: Any) -> None:
@@ -67,8 +81,8 @@ def end() -> None:
             setattr(owner, name, before)
     # Where another thread is inside of catch_warnings, it has put a copy in the place of the list.
     for filters in (*_filters, warnings.filters):
-        while _UNHEARD in filters:
-            filters.remove(_UNHEARD)
+        while UNHEARD in filters:
+            filters.remove(UNHEARD)
     _filters.clear()
 
 
@@ -140,4 +154,4 @@ class _Silenced:
         return here.sink is not None
 
 
-_UNHEARD = ("ignore", _Silenced(), Warning, None, 0)
+UNHEARD = ("ignore", _Silenced(), Warning, None, 0)

@@ -12,6 +12,7 @@ from torch import nn
 
 from metaviz.core.loads import loaded
 from metaviz.core.measure import measure, unfillable
+from metaviz.core.offload import offloaded
 from metaviz.core.origin import Origin, edited, origin_of
 from metaviz.core.provenance import said
 from metaviz.core.reasons import quoted
@@ -41,6 +42,7 @@ class Sources:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self._of_kind: dict[tuple, Verdict] = {}
 
     def __call__(self, tensor: torch.Tensor, module: nn.Module, name: str, kind: str) -> Verdict:
         """The verdict of the best source on a tensor on meta, as :func:`metaviz.tree` asks for it."""
@@ -67,12 +69,12 @@ class Sources:
             return Verdict(False, None, refusal.reason, refusal.fix, kind=facts.state)
         if source == "auto":
             return self._best(tensor, slot)
-        if _is_offloaded(slot):
+        if slot.module is not None and offloaded(slot.module, slot.name):
             return _OFFLOADED
         return self.reset(tensor, slot) if source == "reset" else replay_verdict(tensor, *slot)
 
     def _best(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
-        if _is_offloaded(slot):
+        if slot.module is not None and offloaded(slot.module, slot.name):
             return _OFFLOADED
         replayed = replay_verdict(tensor, *slot)
         if replayed.can or replayed.kind == "edited":
@@ -87,9 +89,10 @@ class Sources:
         )
 
     def slots(self, tensor: torch.Tensor, slot: Slot) -> list[Slot]:
-        """All places that hold a tensor, the given one first."""
-        others = self._tied.get(id(tensor), ())
-        return [slot, *(each for each in others if (each.module, each.name) != (slot.module, slot.name))]
+        """All places that hold a tensor, in the order of the model, so that each of them gets the same verdict."""
+        places = self._tied.get(id(tensor), [])
+        known = any((each.module, each.name) == (slot.module, slot.name) for each in places)
+        return places if known else [*places, slot]
 
     def steps(self, tensor: torch.Tensor, slot: Slot) -> tuple[Slot, list[Step]]:
         """The place where reset does best for a tensor, and the methods that write it there, in their order."""
@@ -113,17 +116,30 @@ class Sources:
     @cached_property
     def _roots(self) -> Counter[tuple]:
         """How many storages of the model hold a copy of what one random op of a tape drew."""
-        found: dict[int, tuple] = {}
+        found: dict[tuple, tuple] = {}
         for module, name, tensor, _ in _registered(self.model):
             origin = origin_of(tensor, module, name) if tensor.device.type == "meta" else None
             drawn = origin and root(origin.tape, origin.window)
             if drawn:
-                found[origin.window.storage] = id(origin.tape), drawn[0]
+                found[id(origin.tape), origin.window.storage] = id(origin.tape), drawn[0]
         return Counter(found.values())
 
     def _reset_at(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
+        if not tensor.numel():
+            return Verdict(True, True, "no elements", None, "reset", "reset")
         if slot.module is None:
             return _refused("no_method", "It is in no module, so no module's method writes it")
+        origin = None if slot.kind == "attribute" else origin_of(tensor, slot.module, slot.name)
+        origin = origin or origin_of(tensor)
+        kind = None if origin else self.resets.alike(slot.module, slot.name)
+        if kind not in self._of_kind or kind is None:
+            verdict = self._tried_at(tensor, slot, origin)
+            if kind is None:
+                return verdict
+            self._of_kind[kind] = verdict
+        return self._of_kind[kind]
+
+    def _tried_at(self, tensor: torch.Tensor, slot: Slot, origin: Origin | None) -> Verdict:
         steps = self.resets.steps(slot.module, slot.name)
         writers = [step for step in steps if step.write is not None]
         whole = [step for step in writers if step.write.whole]
@@ -131,8 +147,6 @@ class Sources:
             return _why_not(slot, self.path(slot), steps, self._instead(tensor, slot))
         # Partial writes after the last whole one change some of its values.
         last = whole[-1]
-        origin = None if slot.kind == "attribute" else origin_of(tensor, slot.module, slot.name)
-        origin = origin or origin_of(tensor)
         by = f"{last.trial.cls}.{last.trial.method}()"
         what = f"{by}: {last.write.signature.words}"
         notes = "".join(f"; {note}" for note in _notes(last))
@@ -158,7 +172,7 @@ class Sources:
                     False,
                     ". An ordinary build copies one draw to several tensors, which come out different here",
                 )
-            return True, ", drawn anew: the distribution of an ordinary build, with other numbers"
+            return True, ", drawn anew from the distribution of an ordinary build"
         if equal:
             return True, ", as in an ordinary build"
         if equal is None:
@@ -182,7 +196,7 @@ _OFFLOADED = Verdict(
     False,
     None,
     "Its values are offloaded: a hook of accelerate keeps them elsewhere, and other ones would take their place",
-    "accelerate.hooks.remove_hook_from_submodules(model)",
+    "metaviz.findings(model)  # has the call that brings them back",
     kind="offloaded",
 )
 
@@ -298,6 +312,8 @@ def _why_not(slot: Slot, path: str, steps: list[Step], fix: str) -> Verdict:
             return _refused(
                 "reads", f"{by}() computes it from values that nothing has written ({write.unread})", fix
             )
+        if write is not None and write.reshaped:
+            return _refused("deleted", f"{by}() puts a tensor of another shape into its place", fix)
         if write is not None:
             rows = f": {write.rows} stay uninitialized" if write.rows else ""
             return _refused("part", f"{by}() writes only a part of it{rows}", fix)
@@ -317,6 +333,7 @@ _STATES = {
     "not callable": ("not_callable", "{by} is of type {detail} and cannot be called"),
     "arguments": ("arguments", "{by}() needs arguments: {detail}"),
     "raises": ("raises", "{by}() raises {detail}"),
+    "reads": ("reads", "{by}() decides by {detail}"),
     "unfinished": ("unfinished", "{by}() was given up on: {detail}"),
     "refused": ("refused", "{by}() {detail}, which metaviz does not let a look do"),
     "unsupported": ("unsupported", "{by}() cannot be tried: {detail}"),
@@ -327,17 +344,3 @@ def _computed(path: str) -> str | None:
     """What a parametrization computes from the tensor at a path; None if it has nothing to do with one."""
     above, _, below = path.rpartition("parametrizations.")
     return below.partition(".")[0] if below != path and (not above or above.endswith(".")) else None
-
-
-def _is_offloaded(slot: Slot) -> bool:
-    """Whether a hook of accelerate keeps the values. Source: accelerate 1.15, hooks.py, AlignDevicesHook."""
-    if slot.module is None or slot.kind == "attribute":
-        return False
-    hooks = [object.__getattribute__(slot.module, "__dict__").get("_hf_hook")]
-    while hooks:
-        hook = hooks.pop()
-        space = getattr(hook, "__dict__", {})
-        hooks += space.get("hooks", ())
-        if space.get("offload") and space.get("weights_map") is not None:
-            return slot.kind == "parameter" or bool(space.get("offload_buffers"))
-    return False

@@ -86,7 +86,7 @@ class Tag(NamedTuple):
 
 
 class Where(NamedTuple):
-    """The user's line that caused an op: ``init`` is the torch.nn.init function on the way, if any."""
+    """The user's line that caused an op: ``init`` is the torch.nn.init function or load_state_dict on the way, if any."""
 
     init: str | None
     filename: str

@@ -1,8 +1,7 @@
 """`tree(model)`: what a model is made of, where each tensor lives, and which of them can be given values.
 
-A `ModuleTree` is a snapshot: numbers and names in columns (`walk.py`), no tensor and no module. Rows are
-    made when
-they are asked for.
+A `ModuleTree` is a snapshot: numbers and names in columns (`walk.py`), no tensor and no module. Rows are made
+when they are asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from torch import nn
 from metaviz.core import reasons
 from metaviz.core.asking import verdict_at
 from metaviz.core.columns import Columns
-from metaviz.core.sources import Sources
+from metaviz.core.lightning import Prediction, predict
+from metaviz.core.sources import SOURCES, Slot, Sources
 from metaviz.core.verdict import Verdict
 from metaviz.core.walk import walk
 from metaviz.errors import UnknownPath
@@ -94,19 +94,21 @@ class Totals(NamedTuple):
     stale: int
 
 
-def tree(model: nn.Module, *, answer: Callable[..., Any] | None = None) -> ModuleTree:
+def tree(model: nn.Module, *, source: str = "auto", answer: Callable[..., Any] | None = None) -> ModuleTree:
     """Look at a model: every module and tensor, where it lives, and whether it can be given values.
 
     Nothing is moved, no forward runs, no value is read, no generator is drawn from.
 
     Args:
         model: Any module, on any devices.
-        answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether a source can fill it;
-            by default the tape of the model's recording is asked, and where it cannot, the modules' own init
-            methods are tried on copies.
+        source: Whose marks to show: `"replay"` (the tape of the model's recording), `"reset"` (the modules' own
+            init methods, tried on copies), or `"auto"` for the first of them that can.
+        answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether it can be filled, in the
+            place of a source.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
+        ValueError: There is no such source.
 
     Example:
         >>> metaviz.tree(nn.Linear(2, 3)).totals.numel
@@ -117,7 +119,18 @@ def tree(model: nn.Module, *, answer: Callable[..., Any] | None = None) -> Modul
             f"tree() looks at a torch.nn.Module, and {type(model).__name__} is none. "
             "Pass the model itself: metaviz.tree(model)"
         )
-    return ModuleTree(walk(model, answer or Sources(model)), model=weakref.ref(model))
+    if source not in SOURCES:
+        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+    columns = walk(model, answer or _asking(model, source))
+    columns.source = source
+    return ModuleTree(columns, model=weakref.ref(model))
+
+
+def _asking(model: nn.Module, source: str) -> Callable[..., Verdict]:
+    sources = Sources(model)
+    if source == "auto":
+        return sources
+    return lambda tensor, *place: sources.verdict(tensor, Slot(*place), source)
 
 
 class ModuleTree:
@@ -245,12 +258,47 @@ class ModuleTree:
         return model
 
     def explain(self, path: str = "") -> str:
-        """A short paragraph about one module or tensor: what it is, how large, where, and what can be done.
+        """What one module or tensor is, what each source and Lightning can do for it, and the code to paste.
+
+        Where reset cannot give a tensor its values, the code is a `reset_parameters` for the class that does
+        what its constructor did. The text shows itself with its line breaks, and in notebooks as HTML.
 
         Raises:
             UnknownPath: There is no such module or tensor.
+
+        Example:
+            >>> print(metaviz.tree(nn.Linear(2, 3)).explain("bias"))
+            bias (Parameter) is a parameter (3,) in float32, 12 B on cpu. It holds values on cpu.
         """
-        return reasons.explain(self.columns, self[path].root)
+        return self._draw("explanation", path=path)
+
+    def trouble(self, *, search: bool = False) -> Any:
+        """What is wrong with this model or part, and nothing else: an entry for each cause, with a fix.
+
+        Tensors that no source can fill, those that would come out with other values, what will hurt around
+        the model (see `metaviz.findings`), and what Lightning's strategies would do wrong. Iterate for the
+        entries; it is false where nothing is wrong, and it shows itself as text and HTML.
+
+        Args:
+            search: Whether to look for optimizers of the model among all objects of the process, some 0.1 s.
+
+        Raises:
+            UnknownPath: The model is gone.
+        """
+        return self._draw("trouble", search=search)
+
+    @property
+    def lightning(self) -> Prediction:
+        """What Lightning's strategies would do with the model, the whole of it, as it is now.
+
+        Raises:
+            UnknownPath: The model is gone.
+
+        Example:
+            >>> metaviz.tree(nn.Linear(2, 3, device="meta")).lightning.fsdp.uninitialized
+            ()
+        """
+        return predict(self.model)
 
     def text(self, *, depth: int | None = None, unfold: bool = False, rows: int = 60) -> str:
         """The tree as text.
@@ -271,7 +319,11 @@ class ModuleTree:
         return self._draw("html", depth=depth)
 
     def to_frame(self) -> Any:
-        """The rows as a `pandas.DataFrame`."""
+        """The rows as a `pandas.DataFrame`.
+
+        Its `lightning` column takes a dry run of Lightning's rules over the whole model, once: some seconds
+        where it has tens of thousands of modules. It is empty where the model is gone.
+        """
         return self._draw("frame")
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from torch.utils import _device
 
 from metaviz.core import provenance
 from metaviz.core.kinds import kind_of
-from metaviz.core.methods import Call, needed_arguments
+from metaviz.core.methods import Call, lookup, needed_arguments
 from metaviz.core.record import VALUE_LIMIT, recorded
 from metaviz.core.recorder import Recorder
 from metaviz.core.sandbox import Outcome, run_aside
@@ -24,9 +24,18 @@ from metaviz.core.tape import Tag, Tape, Window, window_of
 #: Seconds after which a method is given up on.
 LIMIT = 1.0
 
+# What answers with a number or a list, by which code decides.
+_ANSWERS = {"_local_scalar_dense", "tolist", "equal", "allclose", "nonzero", "is_nonzero"}
+# What was given up on and still runs: the code of the method, and its run. It would only get stuck again.
+_stuck: list[tuple[Any, Run]] = []
+
 
 class OutsideTensor(RuntimeError):
     """A method on trial uses a tensor that has no stand-in."""
+
+
+class UnreadValue(RuntimeError):
+    """A method on trial decides by a value that nothing has written."""
 
 
 class Write(NamedTuple):
@@ -39,6 +48,7 @@ class Write(NamedTuple):
         fresh: Whether it puts another tensor into the slot.
         unread: Name of an op that takes values from memory that nothing has written, or None.
         signature: What it writes.
+        reshaped: Whether what it puts into the slot has another shape.
     """
 
     nbytes: int
@@ -47,6 +57,7 @@ class Write(NamedTuple):
     fresh: bool
     unread: str | None
     signature: Signature | None
+    reshaped: bool = False
 
     @property
     def whole(self) -> bool:
@@ -61,8 +72,8 @@ class Trial:
     Attributes:
         cls: Class of the module whose method it is.
         method: Name of the method.
-        state: ``"ran"``, ``"missing"``, ``"not callable"``, ``"arguments"``, ``"raises"``, ``"unfinished"``,
-            ``"refused"`` or ``"unsupported"``.
+        state: ``"ran"``, ``"missing"``, ``"not callable"``, ``"arguments"``, ``"raises"``, ``"reads"``,
+            ``"unfinished"``, ``"refused"`` or ``"unsupported"``.
         detail: What it raised, what it needs, or what it was refused.
         error: Type name and message of what it raises with gradients on, as Lightning and most recipes call it.
         writes: By (path below the module, slot).
@@ -111,8 +122,14 @@ def attempt(
 
 def _trial(call: Call, before: list[Call], outside: Callable, grad: bool) -> Trial:
     run = Run([*before, call], outside, grad=grad)
-    outcome = run_aside(run.go, LIMIT, run.abandon)
     cls = type(call.module).__name__
+    code = getattr(lookup(call.module, call.method), "__code__", None)
+    _stuck[:] = [each for each in _stuck if not each[1].over]
+    if code is not None and any(code is each for each, _ in _stuck):
+        return Trial(cls, call.method, "unfinished", "it did not finish before, and still runs")
+    outcome = run_aside(run.go, LIMIT, run.abandon)
+    if run.started and not run.over:
+        _stuck.append((code, run))
     state, detail = run.state(outcome)
     if grad and state == "raises" and isinstance(outcome.error, RuntimeError):
         again = _trial(call, before, outside, grad=False)
@@ -142,17 +159,20 @@ class Run:
         self.shadows = Shadows(self.tape)
         self.bare = False
         self.grad = grad
+        self.started = self.over = False
         self._outside = outside
         self._problem: tuple[str, str] | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: TrialRecorder | None = None
 
     def go(self) -> Any:
         """Run the methods; (writes, deletes) of the last one."""
+        self.started = True
         try:
             begins = self.record()
             return None if self._problem else self._effects(self.calls[-1], begins)
         finally:
             self.shadows.restore()
+            self.over = True
 
     def record(self) -> int:
         """Run the methods; the number of the op that the last one begins with."""
@@ -181,6 +201,8 @@ class Run:
     def state(self, outcome: Outcome) -> tuple[str, str]:
         """The state of the trial, and its detail."""
         if not outcome.finished:
+            if not self.started:
+                return "unfinished", "too many others still run, so it was not tried"
             return "unfinished", f"it did not finish within {LIMIT:g} s"
         if outcome.refused:
             return "refused", outcome.refused
@@ -188,10 +210,13 @@ class Run:
             return self._problem
         if outcome.error is None:
             return "ran", ""
+        # Not by the error: a method may catch it and raise another one.
+        if self._recorder is not None and self._recorder.problem is not None:
+            return self._recorder.problem
         return "raises", _said(outcome.error)
 
     def _make_recorder(self) -> Recorder:
-        self._recorder = _TrialRecorder(self.tape, self._outside)
+        self._recorder = _Strict(self.tape, self._outside)
         return self._recorder
 
     def _shadow(self, module: nn.Module) -> nn.Module | None:
@@ -247,12 +272,13 @@ class Run:
     def _write(self, made: Made, tensor: torch.Tensor) -> Write:
         window = made.window
         start, stop = window.extent()
-        missing = self.tape.unwritten(window) if window.size == tuple(tensor.shape) else stop - start
+        if window.size != tuple(tensor.shape):
+            return Write(stop - start, stop - start, "", not made.same, None, None, True)
+        missing = self.tape.unwritten(window)
         unread = None if missing else first_unread(self.tape, window)
         known = None if missing or unread else signature(self.tape, window)
-        return Write(
-            stop - start, missing, _rows(self.tape, window) if missing else "", not made.same, unread, known
-        )
+        rows = _rows(self.tape, window) if missing else ""
+        return Write(stop - start, missing, rows, not made.same, unread, known)
 
 
 provenance.callers.add(Run.record.__code__)
@@ -345,12 +371,13 @@ class _Bare(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _TrialRecorder(Recorder):
+class TrialRecorder(Recorder):
     """A recorder that lets no tensor be written that has no stand-in, and takes none over."""
 
     def __init__(self, tape: Tape, outside: Callable[[torch.Tensor], bool]) -> None:
         super().__init__(tape, VALUE_LIMIT)
         self._outside = outside
+        self.problem: tuple[str, str] | None = None
 
     def run(self, func: Any, kind: Any, args: tuple, kwargs: dict) -> Any:
         if kind.written or kind.outs:
@@ -360,7 +387,22 @@ class _TrialRecorder(Recorder):
 
     def guard(self, tensor: torch.Tensor) -> None:
         if not self.is_taped(tensor) and (tensor.device.type != "meta" or self._outside(tensor)):
-            raise OutsideTensor("it writes to a tensor outside of its module")
+            self._stop("unsupported", "it writes to a tensor outside of its module", OutsideTensor)
 
     def _take_over(self, tensor: torch.Tensor, tag: Tag) -> None:
-        raise OutsideTensor("it uses a tensor outside of its module that is on meta")
+        self._stop("unsupported", "it uses a tensor outside of its module that is on meta", OutsideTensor)
+
+    def _stop(self, state: str, detail: str, error: type[RuntimeError]) -> None:
+        self.problem = self.problem or (state, detail)
+        raise error(detail)
+
+
+class _Strict(TrialRecorder):
+    """Lets no method decide by a value that nothing has written."""
+
+    def value(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
+        if reader in _ANSWERS:
+            window = window_of(tensor)
+            if self.tape.unwritten(window) or first_unread(self.tape, window):
+                self._stop("reads", "a value that nothing has written", UnreadValue)
+        return super().value(tensor, reader)

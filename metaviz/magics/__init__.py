@@ -15,10 +15,18 @@ from traitlets import Bool, Float, TraitError
 import metaviz
 from metaviz.core import provenance
 from metaviz.core.record import VALUE_LIMIT
+from metaviz.core.sources import SOURCES
 from metaviz.magics import arguments, built, cell, completion, names, status
 from metaviz.magics.progress import Progress
+from metaviz.views.trouble import TroubleReport
 
 _MODEL = argument("model", help="Name of a model, such as model or trainer.model; no expression.")
+_SOURCE = argument(
+    "--source",
+    choices=SOURCES,
+    default="auto",
+    help="Where values come from: replay (the tape), reset (init methods), or auto, the first that can.",
+)
 _PATHS = argument("path", nargs="*", help="Modules, tensors or globs: layers.1 layers.*.mlp; all if none.")
 
 
@@ -66,7 +74,10 @@ class MetavizMagics(Magics):
         type=arguments.levels,
         help="How many levels to open; as many as there is room for if none.",
     )
-    def meta_tree(self, line: str) -> metaviz.ModuleTree:
+    @_SOURCE
+    @argument("--blocked", action="store_true", help="Only what is wrong, why, and what to do about it.")
+    @argument("--search", action="store_true", help="As --blocked; look for optimizers of the model, too.")
+    def meta_tree(self, line: str) -> metaviz.ModuleTree | TroubleReport:
         """See a model or one of its parts: what is where, and what can be given values.
 
         Nothing is moved and no value is read. Bind the tree to use it: t = %meta_tree model
@@ -74,7 +85,9 @@ class MetavizMagics(Magics):
         options = arguments.read(self.meta_tree, line)
         model = names.resolve(self.shell.user_ns, options.model)
         with arguments.one_line_errors():
-            seen = metaviz.tree(model)[options.path]
+            seen = metaviz.tree(model, source=options.source)[options.path]
+            if options.blocked or options.search:
+                return seen.trouble(search=options.search)
         return seen if options.depth is None else built.Opened(seen, options.depth)
 
     @no_var_expand
@@ -83,6 +96,7 @@ class MetavizMagics(Magics):
     @_MODEL
     @_PATHS
     @argument("--device", help="Where the values shall be: cpu (if left out), cuda:0.")
+    @_SOURCE
     @argument(
         "--rng",
         choices=("eager", "keyed", "device"),
@@ -100,7 +114,7 @@ class MetavizMagics(Magics):
         """
         options = arguments.read(self.meta_materialize, line)
         model, paths = names.resolve(self.shell.user_ns, options.model), options.path or ""
-        same = {"device": options.device, "rng": options.rng, "dtype": options.dtype}
+        same = {name: getattr(options, name) for name in ("device", "source", "rng", "dtype")}
         with arguments.one_line_errors():
             if options.dry_run:
                 return metaviz.plan(model, paths, **same)

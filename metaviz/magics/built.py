@@ -58,7 +58,7 @@ class Opened(ModuleTree):
     """A tree that shows only its upper levels."""
 
     def __init__(self, tree: ModuleTree, depth: int) -> None:
-        super().__init__(tree.columns, tree.root)
+        super().__init__(tree.columns, tree.root, tree._model)
         self._depth = depth
 
     def __repr__(self) -> str:

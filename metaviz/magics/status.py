@@ -42,6 +42,7 @@ class Line(NamedTuple):
 MAGICS = (
     Line("%%meta_build", "Build models on the meta device, with a tape.", "%%meta_build\nmodel = Net()"),
     Line("%meta_tree", "See what is where, and what can be given values.", "%meta_tree model layers.1"),
+    Line("", "Only what is wrong with a model, why, and what to do.", "%meta_tree model --blocked"),
     Line(
         "%meta_materialize",
         "Give parts the values of an ordinary build. --dry-run only says what would be done.",

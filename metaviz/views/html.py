@@ -13,7 +13,17 @@ from metaviz.core.fold import Branch, hidden, outline, worth_opening
 from metaviz.core.reasons import quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
-from metaviz.views.lines import MEANINGS, SYMBOLS, clean, describe, marks, next_step, obstacles, summary
+from metaviz.views.lines import (
+    DOUBTS,
+    MEANINGS,
+    SYMBOLS,
+    clean,
+    describe,
+    marks,
+    next_step,
+    obstacles,
+    summary,
+)
 
 MAX_BYTES = 300_000
 MAX_LINES = 500
@@ -25,14 +35,15 @@ DEEPEST = 60
 TITLE = 200
 
 _HUES = {"real": "#1a7f37", "ready": "#1f6feb", "partial": "#9a6700", "blocked": "#cf222e"}
-_DIM = "var(--jp-ui-font-color2,color-mix(in srgb,currentColor 66%,transparent))"
-_RULE = "color-mix(in srgb,currentColor 17%,transparent)"
-_HOVER = "var(--jp-layout-color2,color-mix(in srgb,currentColor 7%,transparent))"
-_UI = "var(--jp-ui-font-family,system-ui,sans-serif)"
-_CODE = "var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace)"
+DIM = "var(--jp-ui-font-color2,color-mix(in srgb,currentColor 66%,transparent))"
+RULE = "color-mix(in srgb,currentColor 17%,transparent)"
+HOVER = "var(--jp-layout-color2,color-mix(in srgb,currentColor 7%,transparent))"
+UI = "var(--jp-ui-font-family,system-ui,sans-serif)"
+CODE = "var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace)"
 
 
-def _hue(mark: str) -> str:
+def hue(mark: str) -> str:
+    """The colour of a mark, as a style."""
     # Mixed with the colour of the text around it, a hue is darker on a light page and lighter on a dark one.
     return f"color:{_HUES[mark]};color:color-mix(in srgb,{_HUES[mark]} 76%,currentColor)"
 
@@ -40,30 +51,29 @@ def _hue(mark: str) -> str:
 # Doubled class names outweigh what JupyterLab says about lists and code in its outputs. No font size on a
 # row makes the dots between its cells vanish.
 _RULES = {
-    ".mv-tree.mv-tree": f"font:13px/1.4 {_UI};max-width:960px;container-type:inline-size",
+    ".mv-tree.mv-tree": f"font:13px/1.4 {UI};max-width:960px;container-type:inline-size",
     ".mv-tree.mv-tree ul": "list-style:none;margin:0;padding:0",
     ".mv-tree.mv-tree li": "margin:0;padding:0",
-    ".mv-tree.mv-tree ul ul": f"margin-left:7px;padding-left:11px;border-left:1px solid {_RULE}",
+    ".mv-tree.mv-tree ul ul": f"margin-left:7px;padding-left:11px;border-left:1px solid {RULE}",
     ".mv-tree .mv-row": "display:flex;align-items:center;min-height:24px;padding:0 4px 0 18px;font-size:0;"
     "border-radius:3px;position:relative",
     ".mv-tree .mv-row>*": "font-size:13px",
-    ".mv-tree .mv-row:hover": f"background:{_HOVER}",
+    ".mv-tree .mv-row:hover": f"background:{HOVER}",
     ".mv-tree summary.mv-row": "cursor:pointer;list-style:none",
     ".mv-tree summary.mv-row::-webkit-details-marker": "display:none",
     ".mv-tree summary.mv-row::before": 'content:"";position:absolute;left:5px;border:4px solid transparent;'
-    f"border-right-width:0;border-left:5px solid {_DIM}",
+    f"border-right-width:0;border-left:5px solid {DIM}",
     ".mv-tree details[open]>summary.mv-row::before": "transform:rotate(90deg)",
     ".mv-tree summary.mv-row:focus-visible": "outline:2px solid var(--jp-brand-color1,#1f6feb);"
     "outline-offset:-2px",
     ".mv-tree .mv-name": "flex:1 1 0;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap",
-    ".mv-tree.mv-tree.mv-tree code": f"font-family:{_CODE};font-size:inherit;background:none;padding:0;color:inherit;"
+    ".mv-tree.mv-tree.mv-tree code": f"font-family:{CODE};font-size:inherit;background:none;padding:0;color:inherit;"
     "white-space:nowrap;unicode-bidi:isolate",
     ".mv-tree.mv-tree.mv-tree .mv-root code": "font-weight:600",
-    ".mv-tree.mv-tree em": f"font-style:normal;color:{_DIM};margin-left:3px;unicode-bidi:isolate",
-    ".mv-tree .mv-note": f"color:{_DIM};font-size:12px;font-style:italic;margin-left:6px;"
-    "unicode-bidi:isolate",
-    ".mv-tree .mv-stale": _hue("partial"),
-    ".mv-tree .mv-cell": f"flex:none;text-align:right;margin-left:12px;white-space:nowrap;color:{_DIM};"
+    ".mv-tree.mv-tree em": f"font-style:normal;color:{DIM};margin-left:3px;unicode-bidi:isolate",
+    ".mv-tree .mv-note": f"color:{DIM};font-size:12px;font-style:italic;margin-left:6px;unicode-bidi:isolate",
+    ".mv-tree .mv-stale": hue("partial"),
+    ".mv-tree .mv-cell": f"flex:none;text-align:right;margin-left:12px;white-space:nowrap;color:{DIM};"
     "font-variant-numeric:tabular-nums",
     ".mv-tree .mv-amount": "width:144px",
     ".mv-tree .mv-size": "width:68px;color:inherit",
@@ -71,17 +81,17 @@ _RULES = {
     ".mv-tree .mv-device": "width:58px",
     ".mv-tree .mv-mark": "width:80px;box-sizing:border-box;padding:0 8px;border:1px solid transparent;"
     "border-radius:9px;font-size:12px;line-height:17px;text-align:left",
-    **{f".mv-tree .mv-{mark}": _hue(mark) for mark in _HUES},
+    **{f".mv-tree .mv-{mark}": hue(mark) for mark in _HUES},
     ".mv-tree .mv-mark.mv-ready": "border-color:color-mix(in srgb,currentColor 36%,transparent)",
     ".mv-tree .mv-mark:is(.mv-real,.mv-partial,.mv-blocked)": "background:color-mix(in srgb,currentColor 13%,"
     "transparent)",
-    ".mv-tree .mv-head": f"border-bottom:1px solid {_RULE};border-radius:0;margin-bottom:2px",
-    ".mv-tree .mv-head>.mv-name,.mv-tree .mv-head>.mv-cell": f"font-size:11px;line-height:17px;color:{_DIM}",
+    ".mv-tree .mv-head": f"border-bottom:1px solid {RULE};border-radius:0;margin-bottom:2px",
+    ".mv-tree .mv-head>.mv-name,.mv-tree .mv-head>.mv-cell": f"font-size:11px;line-height:17px;color:{DIM}",
     ".mv-tree .mv-head:hover": "background:none",
-    ".mv-tree.mv-tree .mv-foot": f"margin-top:4px;padding:6px 4px 2px 18px;border-top:1px solid {_RULE};"
+    ".mv-tree.mv-tree .mv-foot": f"margin-top:4px;padding:6px 4px 2px 18px;border-top:1px solid {RULE};"
     f"font-size:12px;line-height:1.6",
-    ".mv-tree .mv-foot>div+div": f"color:{_DIM}",
-    ".mv-tree.mv-tree.mv-tree .mv-foot code": f"background:{_HOVER};padding:1px 5px;border-radius:3px;"
+    ".mv-tree .mv-foot>div+div": f"color:{DIM}",
+    ".mv-tree.mv-tree.mv-tree .mv-foot code": f"background:{HOVER};padding:1px 5px;border-radius:3px;"
     "color:var(--jp-ui-font-color1,inherit)",
 }
 _NARROW = {640: ".mv-tree :is(.mv-dtype,.mv-device)", 480: ".mv-tree .mv-amount"}
@@ -213,10 +223,11 @@ def _footer(tree: ModuleTree, top: Branch) -> Iterator[str]:
     if counts:
         tensors = plural(sum(tree.totals.marks.values()), "tensor")
         yield f"<div>{tensors}: {' · '.join(counts)}</div>"
-    for names, reason, step in obstacles(tree):
+    for mark, names, reason, step in obstacles(tree):
         code = f". Next: <code>{escape(step)}</code>" if step else ""
-        about = f"<code>{escape(names)}</code> {escape(reason)}"
-        yield f'<div><span class="mv-blocked">{SYMBOLS["blocked"]}</span> {about}{code}</div>'
+        about = (f"<code>{escape(names)}</code> " if names else "") + escape(reason)
+        hue_of = "blocked" if mark == "blocked" else "partial"
+        yield f'<div><span class="mv-{hue_of}">{(SYMBOLS | DOUBTS)[mark]}</span> {about}{code}</div>'
     step = next_step(tree, top)
     if step:
         yield f"<div>Next: <code>{escape(clean(step, 1000))}</code></div>"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from metaviz.core import reasons
+from metaviz.core import causes, reasons
 from metaviz.core.columns import Columns, Form
 from metaviz.core.fold import Branch
 from metaviz.core.tally import Tally
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_bytes, format_count, format_exact, format_shape, plural
+from metaviz.errors import UnknownPath
 
 SYMBOLS = {"real": "●", "ready": "○", "partial": "◐", "blocked": "✗", "empty": "·"}
+DOUBTS = {"wrong": "≠", "untold": "?"}
 MEANINGS = {"real": "hold values", "ready": "can be given values", "blocked": "cannot yet"}
 # Beyond this, a whole model is no thing to materialize in passing, and one block is named instead.
 LARGE = 1024**3
 # How many blocked tensors to look at for their reasons, and how many reasons to tell.
 MAX_BLOCKED = 500
 MAX_REASONS = 3
+MAX_NAMES = 3
 
 
 class Line(NamedTuple):
@@ -186,25 +190,80 @@ def marks(tree: ModuleTree) -> list[tuple[str, str]]:
 
 
 class Obstacle(NamedTuple):
-    """Why some tensors are blocked: the first of them, the reason, and the next step as code."""
+    """Why some tensors are blocked or in doubt: the first of them, the reason, and the next step as code."""
 
+    mark: str
     names: str
     reason: str
     step: str | None
 
 
 def obstacles(tree: ModuleTree) -> list[Obstacle]:
-    """The first reasons why tensors are blocked."""
+    """The first reasons why tensors are blocked, and a line each for those that may come out otherwise."""
     columns = tree.columns
-    paths: dict[tuple[str, str | None], list[str]] = {}
-    for row in islice(reasons.blocked(columns, tree.root), MAX_BLOCKED):
-        key = reasons.fact(columns, row), reasons.step(columns, row)
-        paths.setdefault(key, []).append(columns.path(row) or "the root")
-    found = []
-    for (reason, step), some in islice(paths.items(), MAX_REASONS):
-        names = ", ".join(map(clean, some[:3])) + (", …" if len(some) > 3 else "")
-        found.append(Obstacle(names, clean(reason, 400), step and clean(step, 400)))
-    return found
+    stuck = causes.by_cause(columns, "blocked", islice(reasons.blocked(columns, tree.root), MAX_BLOCKED))
+    found = [
+        Obstacle("blocked", named(each.paths), clean(each.reason, 400), each.fix and clean(each.fix, 400))
+        for each in stuck[:MAX_REASONS]
+    ]
+    if len(stuck) > MAX_REASONS:
+        found.append(Obstacle("blocked", "", "others for other reasons", _trouble(tree)))
+    found += _doubts(tree)
+    # A step that helps several is said once, below the last of them.
+    following = [each.step for each in found[1:]] + [None]
+    return [
+        each._replace(step=None) if each.step == after else each
+        for each, after in zip(found, following, strict=False)
+    ]
+
+
+def _doubts(tree: ModuleTree) -> Iterator[Obstacle]:
+    """Marks alone would mislead where reset gives other values than an ordinary build, or may do so."""
+    columns, root = tree.columns, tree.root
+    if wrong := list(causes.wrong(columns, root)):
+        names = named([columns.path(row) for row in wrong])
+        reason = f"{_by_reset(wrong)}, with other values than in an ordinary build"
+        yield Obstacle("wrong", names, reason, _trouble(tree))
+    try:
+        model = tree.model
+    except UnknownPath:
+        model = None
+    if untold := list(causes.untold(columns, root, model)):
+        reason = f"{_by_reset(untold)}; whether as in an ordinary build, only a tape tells"
+        step = "model = metaviz.build(type(model), ...)"
+        if columns.source != "auto":
+            reason, step = f"{_by_reset(untold)}; not known whether as in an ordinary build", _trouble(tree)
+        yield Obstacle("untold", "", reason, step)
+
+
+def _by_reset(rows: list[int]) -> str:
+    return f"{format_exact(len(rows))} by reset"
+
+
+def named(paths: Sequence[str]) -> str:
+    """Some paths, those that differ in numbers only as one.
+
+    Example:
+        >>> named(("layers.0.norm.weight", "layers.1.norm.weight", "head.bias"))
+        'layers.*.norm.weight, head.bias'
+    """
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for path in paths:
+        parts = path.split(".")
+        groups.setdefault(tuple("*" if part.isdecimal() else part for part in parts), []).append(parts)
+    listed = [clean(".".join(map(_same, zip(*alike, strict=True)))) for alike in groups.values()]
+    return ", ".join(listed[:MAX_NAMES]) + (", …" if len(listed) > MAX_NAMES else "")
+
+
+def _same(parts: tuple[str, ...]) -> str:
+    return parts[0] if len(set(parts)) == 1 else "*"
+
+
+def _trouble(tree: ModuleTree) -> str:
+    """The code that shows all trouble of a tree."""
+    source = "" if tree.columns.source == "auto" else f', source="{tree.columns.source}"'
+    part = f"[{clean(reasons.quoted(tree.path), 400)}]" if tree.path else ""
+    return f"metaviz.tree(model{source}){part}.trouble()"
 
 
 def next_step(tree: ModuleTree, top: Branch) -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 
+from metaviz.core.lightning import predict
 from metaviz.core.tree import ModuleTree
+from metaviz.errors import UnknownPath
 
 COLUMNS = [
     "path",
@@ -29,11 +33,26 @@ COLUMNS = [
 def frame(tree: ModuleTree) -> pd.DataFrame:
     """The rows of a tree, one per module and tensor; sum `nbytes` over tensors and ties count twice.
 
+    What Lightning would do is predicted for the whole model, once: that costs a walk, and a dry run of each kind
+    of init method. The column is empty where the model is gone or has nothing on meta.
+
     Example:
         >>> table = metaviz.tree(nn.Linear(2, 3)).to_frame()
         >>> table[["path", "numel"]].values.tolist()
         [['', 9], ['weight', 6], ['bias', 3]]
     """
-    table = pd.DataFrame.from_records([row[:] for row in tree.rows], columns=tree.row._fields)
+    words = _lightning(tree)
+    rows = [row._replace(lightning=words(row.path)) for row in tree.rows]
+    table = pd.DataFrame.from_records([row[:] for row in rows], columns=tree.row._fields)
     # Where there is nothing to say, a yes-or-no column holds <NA> and not a third kind of object.
     return table[COLUMNS].astype({"persistent": "boolean", "requires_grad": "boolean"})
+
+
+def _lightning(tree: ModuleTree) -> Callable[[str], str | None]:
+    """What to say of Lightning about a path."""
+    if "meta" not in tree.totals.devices:
+        return lambda path: None
+    try:
+        return predict(tree.model).words
+    except UnknownPath:
+        return lambda path: None

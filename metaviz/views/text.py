@@ -10,7 +10,7 @@ from metaviz.core.fold import Branch, hidden, outline
 from metaviz.core.reasons import quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
-from metaviz.views.lines import SYMBOLS, clean, describe, marks, next_step, obstacles, summary
+from metaviz.views.lines import DOUBTS, SYMBOLS, clean, describe, marks, next_step, obstacles, summary
 
 WIDTH = 100
 HEADER = ("shape/params", "size", "dtype", "device", "mark")
@@ -101,8 +101,8 @@ def _footer(tree: ModuleTree, top: Branch, closed: Branch | None) -> list[str]:
     if marks(tree):
         counts = GAP.join(f"{SYMBOLS[mark]} {words}" for mark, words in marks(tree))
         lines.append(f"{plural(sum(tree.totals.marks.values()), 'tensor')}: {counts}")
-    for names, reason, step in obstacles(tree):
-        about = f"{SYMBOLS['blocked']} {names}: {reason}"
+    for mark, names, reason, step in obstacles(tree):
+        about = f"{(SYMBOLS | DOUBTS)[mark]} {names}{': ' if names else ''}{reason}"
         lines += textwrap.wrap(about, WIDTH, subsequent_indent=GAP, break_on_hyphens=False)
         lines += [f"{GAP}Next: {step}"] if step else []
     if closed is not None:
