@@ -104,9 +104,10 @@ def a_teacher_that_is_a_copy():
     return holding(student=student, teacher=copy.deepcopy(student), head=nn.Linear(3, 2))
 
 
-@case({"bias": "reset", "parametrizations.weight.original0": "no computed"} | {
-    "parametrizations.weight.original1": "no computed"
-})
+@case(
+    {"bias": "reset", "parametrizations.weight.original0": "no computed"}
+    | {"parametrizations.weight.original1": "no computed"}
+)
 def a_weight_norm():
     return parametrizations.weight_norm(nn.Linear(3, 4))
 

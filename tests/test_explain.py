@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import zoo
 from torch import nn
 from trees import META, Holder, linear, seen
 
@@ -83,7 +84,7 @@ def test_a_tensor_that_reset_gives_other_values_says_so():
     assert "Lightning both: gives it other values than an ordinary build" in told
     right = flat(tree(model).explain("blocks.1.0.weight"))
     assert "reset yes: Linear.reset_parameters(): uniform_(-0.5, 0.5)" in right
-    assert "the distribution of an ordinary build, with other numbers" in right
+    assert "drawn anew from the distribution of an ordinary build" in right
     assert "def reset_parameters" not in told + right
 
 
@@ -209,3 +210,55 @@ def test_explaining_changes_nothing_of_the_model(generators_stay):
     after = {name: (id(tensor), tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}
     assert after == before
     assert [dict(vars(module)) for module in model.modules()] == spaces
+
+
+def test_a_tied_tensor_is_told_under_each_of_its_paths():
+    def make():
+        model = Holder(embed=nn.Embedding(3, 2), head=nn.Linear(2, 3, bias=False))
+        model.head.weight = model.embed.weight
+        return model
+
+    model = metaviz.build(make)
+    shown = tree(model)
+    told = {path: shown.explain(path) for path in ("embed.weight", "head.weight")}
+    for words in (
+        "replay     yes: normal_ at test_explain.py:",
+        "reset      yes: ",
+        "Lightning  both: unties it",
+    ):
+        assert words in told["embed.weight"]
+        assert words in told["head.weight"]
+    assert "the same tensor as embed.weight" in flat(shown.explain("head.weight"))
+
+
+class Touchy(type):
+    """A metaclass that raises on hasattr."""
+
+    def __getattr__(cls, name):
+        raise RuntimeError("leave me alone")
+
+
+def test_a_class_whose_metaclass_raises_on_hasattr_is_explained_all_the_same():
+    class Shy(Norm, metaclass=Touchy):
+        pass
+
+    model = metaviz.build(lambda: Holder(shy=Shy()))
+    with pytest.raises(RuntimeError):
+        hasattr(type(model.shy), "reset_parameters")
+    told = tree(model).explain("shy.weight")
+    assert "reset      no. Shy has no reset_parameters" in told
+    assert "torch.nn.init.ones_(self.weight)" in told
+
+
+@pytest.mark.parametrize("trap", zoo.TRAPS, ids=lambda trap: trap.__name__)
+@pytest.mark.parametrize("source", ["auto", "reset"])
+def test_every_row_of_every_trap_has_an_explanation_and_the_trap_has_its_trouble(trap, source):
+    model = metaviz.build(trap)
+    shown = tree(model, source=source)
+    for row in shown:
+        told = shown.explain(row.path)
+        assert told.replace("\n", "").isprintable()
+        assert told.startswith(row.path)
+    report = shown.trouble()
+    blocked = {row.path for row in shown.tensors if row.mark == "blocked" and row.tied_to is None}
+    assert blocked <= {path for entry in report for path in entry.paths}

@@ -357,7 +357,7 @@ def test_a_source_can_be_chosen(built):
 def test_only_trouble_is_listed_where_that_is_asked_for(built):
     built("model.extra = nn.Parameter(torch.empty(2, device='meta'))")
     ran = built("%meta_tree model --blocked")
-    assert [entry.kind for entry in ran.value][0] == "blocked"
+    assert next(entry.kind for entry in ran.value) == "blocked"
     assert ran.out == f"Out[{built.ip.execution_count - 1}]: \n{ran.value}\n"
     assert "✗ Net has no reset_parameters, and no tape knows the tensor\n  1 tensor: extra\n" in ran.out
     assert built("%meta_tree model layers.1 --blocked").out.endswith(

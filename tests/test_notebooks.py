@@ -51,7 +51,12 @@ def test_only_the_cells_that_show_a_mistake_end_in_one_and_in_one_line(run):
         assert all(o.text.count("\n") <= 2 for o in refused)
 
 
-def test_the_notebook_shows_what_its_text_promises(run):
+def only_in(notebook: str):
+    return pytest.mark.parametrize("saved", [FOLDER / f"{notebook}.ipynb"], indirect=True, ids=[notebook])
+
+
+@only_in("01_first_look")
+def test_the_first_notebook_shows_what_its_text_promises(run):
     build = said(cell_with(run, "%%meta_build"))
     assert "model: LlamaForCausalLM, 70.6 B parameters, 263 GiB on meta" in build
     assert "80 × LlamaDecoderLayer" in build
@@ -68,6 +73,43 @@ def test_the_notebook_shows_what_its_text_promises(run):
     assert said(cell_with(run, "attention = model")) == "(torch.Size([1, 8, 8192]), torch.bfloat16, True)"
     assert said(cell_with(run, "out = layer(")) == "(torch.Size([1, 8, 4096]), torch.bfloat16, True)"
     assert said(cell_with(run, "before = layer")).endswith("True")
+
+
+@only_in("02_why_reset_parameters")
+def test_the_second_notebook_predicts_what_lightning_does(run, needs):
+    needs("lightning")
+    raised = said(cell_with(run, "import _materialize_meta_tensors"))
+    message, _, devices = raised.partition("\n\n")
+    assert message.startswith("TypeError: Materialization requires that the `ViT.reset_parameters` method")
+    assert devices.split().count("cpu") == 1
+    assert devices.split().count("meta") == 10
+    silent = said(cell_with(run, "import _materialize_distributed_module"))
+    left = "cls_token attention.in_proj_weight attention.in_proj_bias"
+    assert silent.endswith(f"never written: {left}\n")
+    trouble = " ".join(said(cell_with(run, "%meta_tree model --blocked")).split())
+    assert message in trouble
+    assert "AttributeError: 'ViT' object has no attribute 'reset_parameters'" in trouble
+    assert "ModelParallelStrategy leaves 3 tensors uninitialized" in trouble
+    assert str(tuple(left.split())) in said(cell_with(run, "predicted = ")).replace("\n ", "")
+
+
+@only_in("02_why_reset_parameters")
+def test_the_second_notebook_tells_the_broken_contracts_apart(run):
+    table = said(cell_with(run, "pd.DataFrame"))
+    wrong = {"scaled.gamma", "moving.average", "rotary.inv_freq", "needy.weight"}
+    wrong |= {f"normed.fc.parametrizations.weight.original{n}" for n in (0, 1)}
+    rows = [line.split() for line in table.splitlines() if "True " in line or "False " in line]
+    assert {row[0] for row in rows if row[1] == "False"} == wrong
+    assert {row[0] for row in rows if row[1:3] == ["True", "False"]} == {
+        "residual.norm.weight",
+        "small.fc.weight",
+    }
+    assert said(cell_with(run, "ordinary = Gallery()")) == "True"
+    assert "torch.nn.init.zeros_(self.cls_token)" in said(cell_with(run, "explain()"))
+    patched = said(cell_with(run, "ViT.reset_parameters = reset_parameters"))
+    assert patched.count("gets through") == 3
+    assert patched.count("other values than in an ordinary build: attention.out_proj.bias") == 3
+    assert "{'init_weights'} {True}" in said(cell_with(run, "verdicts = [tree"))
 
 
 def test_the_saved_outputs_are_those_of_a_run_and_name_no_machine(saved):

@@ -149,7 +149,7 @@ def test_the_text_of_a_plan_says_what_where_and_whether_it_fits(monkeypatch):
 
 
 def test_many_blocked_tensors_are_counted_not_listed():
-    plan = metaviz.plan(nn.Sequential(*(nn.Linear(1, 1, device="meta") for _ in range(50))))
+    plan = metaviz.plan(nn.ParameterList([torch.empty(1, device="meta") for _ in range(100)]))
     assert str(plan).count("\n") == 7
     assert "blocked  … and 95 more" in str(plan)
 
@@ -306,8 +306,17 @@ def test_each_way_to_draw_is_named_and_does_not_move_the_callers_generator_unles
     assert torch.equal(torch.get_rng_state(), before) is (rng != "device")
 
 
+def test_what_comes_from_which_source_is_counted():
+    model = metaviz.build(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    model[1] = nn.Linear(2, 3, device="meta")
+    plan = metaviz.plan(model)
+    assert "4 tensors, 60 B → cpu, fits, 2 from replay, 2 from reset (rng='eager')" in str(plan)
+    assert [t.source for t in plan.tensors] == ["replay", "replay", "reset", "reset"]
+    assert "2 tensors, 24 B → cpu, fits, from reset (rng='eager')" in str(metaviz.plan(model, "0", source="reset"))
+
+
 def test_blocked_tensors_are_no_reason_not_to_plan():
-    model = nn.Linear(2, 2, device="meta")
+    model = nn.ParameterList([torch.empty(2, device="meta"), torch.empty(3, device="meta")])
     assert len(metaviz.plan(model).blocked) == 2
     with pytest.raises(CannotMaterialize):
         metaviz.materialize(model)

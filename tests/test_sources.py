@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import metaviz
-from metaviz.core.sources import replay_verdict
+from metaviz.core.sources import Slot, Sources, replay_verdict
 from metaviz.errors import CannotMaterialize
 
 SEED = 5
@@ -207,27 +207,40 @@ def test_a_tensor_without_elements_needs_no_op():
     assert (answer.can, answer.source, answer.fix) == (True, "replay", None)
 
 
+class Plain(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2, **options))
+        self.bias = nn.Parameter(torch.ones(2, **options))
+
+
 def outside():
-    return nn.Linear(2, 2, device="meta")
+    return Plain(device="meta")
 
 
 def replaced():
-    model = metaviz.build(nn.Linear, 2, 2)
+    model = metaviz.build(Plain)
     model.weight = nn.Parameter(torch.empty(2, 2, device="meta"))
     model.bias = nn.Parameter(torch.empty(2, device="meta"))
     return model
 
 
 def on_meta_by_hand():
-    return metaviz.build(nn.Linear, 2, 2, device="meta")
+    return metaviz.build(Plain, device="meta")
 
 
 @pytest.mark.parametrize("make", [outside, replaced, on_meta_by_hand])
 def test_a_tensor_that_no_tape_knows_is_blocked_and_told_how_to_be_built(make):
     plan = metaviz.plan(make())
     assert plan.tensors == ()
-    assert list(plan.blocked) == ["weight", "bias"]
-    for reason in plan.blocked.values():
+    assert plan.blocked == dict.fromkeys(
+        ["weight", "bias"],
+        "Plain has no reset_parameters, and no tape knows the tensor. "
+        "Next: model = metaviz.build(type(model), ...)",
+    )
+    replayed = metaviz.plan(make(), source="replay").blocked
+    assert list(replayed) == ["weight", "bias"]
+    for reason in replayed.values():
         assert reason.startswith("No tape knows this tensor: it was put on meta outside of metaviz.build, ")
         assert reason.endswith(" Next: model = metaviz.build(type(model), ...)")
 
@@ -235,7 +248,71 @@ def test_a_tensor_that_no_tape_knows_is_blocked_and_told_how_to_be_built(make):
 def test_a_parameter_given_another_shape_after_the_build_is_not_taken_for_the_old_one():
     model = metaviz.build(nn.Linear, 4, 4)
     model.weight.data = torch.empty(2, 4, device="meta")
-    assert list(metaviz.plan(model).blocked) == ["weight"]
+    assert list(metaviz.plan(model, source="replay").blocked) == ["weight"]
+    sources = {tensor.path: tensor.source for tensor in metaviz.plan(model).tensors}
+    assert sources == {"weight": "reset", "bias": "replay"}
+
+
+def slot_of(model: nn.Module, name: str, kind: str = "parameter") -> Slot:
+    return Slot(model, name, kind)
+
+
+def test_a_source_that_does_not_exist_is_refused():
+    model = metaviz.build(nn.Linear, 2, 2)
+    with pytest.raises(ValueError, match="source='eager' is not one of 'auto', 'replay', 'reset'"):
+        Sources(model).verdict(model.weight, slot_of(model, "weight"), "eager")
+    with pytest.raises(ValueError, match="source='eager'"):
+        metaviz.plan(model, source="eager")
+
+
+@pytest.mark.parametrize("source", ["auto", "replay", "reset"])
+def test_what_holds_values_needs_no_source(source):
+    model = nn.Linear(2, 2)
+    verdict = Sources(model).verdict(model.weight, slot_of(model, "weight"), source)
+    assert (verdict.can, verdict.kind, verdict.reason) == (False, "real", "It holds values on cpu already.")
+
+
+@pytest.mark.parametrize("source", ["auto", "replay", "reset"])
+def test_what_has_no_shape_yet_has_no_source(source):
+    model = metaviz.build(nn.LazyLinear, 2)
+    verdict = Sources(model).verdict(model.weight, slot_of(model, "weight"), source)
+    assert (verdict.can, verdict.kind) == (False, "lazy")
+
+
+def test_every_place_of_a_tied_tensor_gets_the_same_verdict():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Embedding(3, 3))
+    model[1].weight = model[0].weight
+    sources = Sources(model)
+    found = [sources.verdict(model[0].weight, slot_of(module, "weight"), "reset") for module in model]
+    assert found[0] == found[1]
+    assert found[0].reason.startswith("Linear.reset_parameters()")
+
+
+def test_of_a_tied_tensor_the_place_where_reset_is_right_decides():
+    def make():
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Embedding(3, 3))
+        model[0].weight = model[1].weight
+        return model
+
+    model = metaviz.build(make)
+    verdict = metaviz.tree(model).verdict("0.weight", "reset")
+    assert verdict.faithful is True
+    assert verdict.reason.startswith("Embedding.reset_parameters(): normal_(0, 1)")
+
+
+def test_no_method_is_tried_where_the_tape_has_the_answer():
+    tried = []
+
+    class Noisy(nn.Linear):
+        def reset_parameters(self):
+            tried.append(1)
+            super().reset_parameters()
+
+    model = metaviz.build(Noisy, 2, 2)
+    tried.clear()
+    assert metaviz.tree(model).row.mark == "ready"
+    assert tried == []
 
 
 def test_lazy_tensors_move_with_all_that_is_theirs_and_get_their_values_at_the_first_forward():

@@ -97,7 +97,7 @@ def test_the_copy_that_a_load_on_meta_loses_is_known_to_a_recording_only():
     (case,) = (case for case in CASES if str(case) == "a_checkpoint_in_the_constructor")
     model = metaviz.build(case.make)
     verdict = metaviz.tree(model).verdict("backbone.weight", "reset")
-    assert "loaded other values from a state dict or file" in verdict.reason
+    assert "The constructor loaded other values" in verdict.reason
 
 
 def test_a_reset_that_draws_never_claims_to_be_identical():
@@ -138,7 +138,9 @@ def test_a_module_can_if_all_of_it_can():
 
 def test_a_module_is_as_faithful_as_the_worst_of_it():
     assert together([verdict(), verdict(faithful=None)], "reset").faithful is None
-    wrong = together([verdict(faithful=None), verdict(faithful=False, reason="It differs", fix="f()")], "reset")
+    wrong = together(
+        [verdict(faithful=None), verdict(faithful=False, reason="It differs", fix="f()")], "reset"
+    )
     assert (wrong.faithful, wrong.fix) == (False, "f()")
     assert "1 of them come out otherwise than in an ordinary build: It differs" in wrong.reason
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from metaviz.core.verdict import Verdict
 from metaviz.core.tree import ModuleTree, tree
+from metaviz.core.verdict import Verdict
 
 META = torch.device("meta")
 

@@ -101,6 +101,11 @@ def _reset(columns: Columns, root: int, faithful: bool | None) -> Iterator[int]:
             yield row
 
 
+def module_of(cls: type) -> str:
+    """Name of the Python module of a class, whatever its metaclass says."""
+    return str(type.__getattribute__(cls, "__module__"))
+
+
 class Authors:
     """Tells whether a class from outside of torch.nn is at the row of a module or above it.
 
@@ -123,7 +128,7 @@ class Authors:
         while todo:
             row = todo.pop()
             module = self._module(row)
-            found = found or module is None or not type(module).__module__.startswith("torch.nn.")
+            found = found or module is None or not module_of(type(module)).startswith("torch.nn.")
             self._found[row] = found
         return found
 

@@ -51,11 +51,13 @@ class Columns:
         outward: Row → links of its subtree that lead out of it, as (offset in the subtree, row, what).
         troubles: Row → why it could not be looked at.
         fixes: Row → what to add to its form's tally so that every storage counts once.
+        prediction: What Lightning would do, once it has been asked for.
         source: Which source was asked about the meta tensors; `"auto"` for the best of all.
     """
 
     def __init__(self):
         self.source = "auto"
+        self.prediction: Any = None
         self.names: list[str] = []
         self.parents: list[int] = []
         self.ends: list[int] = []

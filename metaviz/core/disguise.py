@@ -49,6 +49,7 @@ def call_on(device: Any, recorder: Recorder, func: Any, args: tuple, kwargs: dic
 def _factory(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     device = kwargs.get("device")
     if device is None:
+        recorder.is_bare = True
         # A default device set in the constructor: "cuda" would ask a driver that may not be there.
         device = recorder.default_device()
     out = kwargs.get("out")
@@ -163,6 +164,7 @@ def _bring_data(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Ten
     """Factories that carry data, which a meta build would lose: run for real, keep the result, hand out its twin."""
     device = kwargs.get("device")
     if device is None and func is not torch.from_numpy:
+        recorder.is_bare = True
         device = recorder.default_device()
     if device is not None:
         if as_cpu(device) is META:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from metaviz.core.asking import tensor_at, tensors_below
-from metaviz.core.causes import Authors
+from metaviz.core.causes import Authors, module_of
 from metaviz.core.columns import Columns
 from metaviz.core.initcode import reset_method
-from metaviz.core.lightning import predict
 from metaviz.core.methods import lookup
 from metaviz.core.origin import origin_of
+from metaviz.core.paths import modules
 from metaviz.core.reasons import fact, step
 from metaviz.core.sources import SOURCES, Slot, Sources
 from metaviz.core.units import format_bytes, format_exact, plural
@@ -86,7 +86,9 @@ def explain(tree: Any) -> Explained:
     if model is None:
         return Explained(f"{about} {_why(columns, row)}", (), then, ())
     asked = _Asked(model, columns, row)
-    answers = (*asked.answers(), Answer("Lightning", predict(model).words(tree.path)))
+    what, first = columns.links.get(row, ("", row))
+    path = columns.path(first if what == "tie" else row)
+    answers = (*asked.answers(), Answer("Lightning", tree.lightning.words(path)))
     return Explained(about, answers, then, tuple(asked.snippets()))
 
 
@@ -132,19 +134,19 @@ class _Asked:
 
     def snippets(self) -> Iterator[Snippet]:
         """A `reset_parameters` for each class below that lacks one, or has one that does not do it."""
-        modules: dict[type, nn.Module] = {}
+        found: dict[type, nn.Module] = {}
         for tensor, slot in self._below:
             cls = type(slot.module)
             # A method on a class of torch would concern all models of the process.
-            if slot.module is None or cls in modules or cls.__module__.partition(".")[0] == "torch":
+            if slot.module is None or cls in found or module_of(cls).startswith("torch."):
                 continue
             # Without a tape, nobody knows what the constructor did.
             if _origin(tensor, slot) and self._lacks(tensor, slot):
-                modules[cls] = slot.module
-        for cls, module in list(modules.items())[:_CLASSES]:
+                found[cls] = slot.module
+        for cls, module in list(found.items())[:_CLASSES]:
             yield self._snippet(cls, module)
-        if len(modules) > _CLASSES:
-            names = ", ".join(cls.__name__ for cls in list(modules)[_CLASSES:])
+        if len(found) > _CLASSES:
+            names = ", ".join(cls.__name__ for cls in list(found)[_CLASSES:])
             yield Snippet(f"And for {names}: explain their paths", "")
 
     def _lacks(self, tensor: Any, slot: Slot) -> bool:
@@ -154,7 +156,7 @@ class _Asked:
 
     def _snippet(self, cls: type, module: nn.Module) -> Snippet:
         code = _method(module)
-        others = [each for each in self._model.modules() if type(each) is cls][:_COMPARED]
+        others = [each for _, each in modules(self._model) if type(each) is cls][:_COMPARED]
         caption = f"A reset_parameters for every {cls.__name__}, for reset and for Lightning"
         if any(_method(other) != code for other in others):
             path = self._sources.resets.path(module) or "the model"

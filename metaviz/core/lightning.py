@@ -16,6 +16,7 @@ from torch import nn
 
 from metaviz.core.recipes import Fsdp, Look, ModelParallel, TorchFsdp
 from metaviz.core.reset import Resets
+from metaviz.core.units import plural
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Outcome:
     """What one recipe does with a model. Names are paths, in the order of the model.
 
     Attributes:
-        strategy: `"FSDPStrategy"`, `"ModelParallelStrategy"` or `"FullyShardedDataParallel"`.
+        strategy: `"FSDPStrategy"`, `"ModelParallelStrategy"`, or the name of Lightning's own recipe for FSDP:
+            `"_materialize_meta_tensors"`.
         error: Type name of what is raised, None if the recipe gets through.
         message: Its message, on CPU.
         at: Path of the module at which it stops.
@@ -92,8 +94,8 @@ class Outcome:
 
     @property
     def _short(self) -> str:
-        return {"FSDPStrategy": "FSDP", "ModelParallelStrategy": "ModelParallel"}.get(
-            self.strategy, "torch's FSDP"
+        return {"FSDPStrategy": "torch's FSDP", "ModelParallelStrategy": "ModelParallel"}.get(
+            self.strategy, "FSDP"
         )
 
     def _counted(self) -> dict[str, Counter[str]]:
@@ -116,12 +118,13 @@ class Outcome:
                 yield "untied", [path for group in self.untied for path in group]
 
     def __str__(self) -> str:
+        moved = f"{plural(len(self.moved), 'tensor')} off meta"
         if self.error is None:
-            lines = [f"{self.strategy} gets through; {len(self.moved):,} tensors leave meta."]
+            lines = [f"{self.strategy} gets through, with {moved}."]
         else:
             where = self.at or "the root"
             lines = [
-                f"{self.strategy} stops at {where}, after {len(self.moved):,} tensors have left meta.",
+                f"{self.strategy} stops at {where}, with {moved}.",
                 f"  {self.error}: {self.message}",
             ]
         for name, paths in self._troubles():
@@ -161,8 +164,8 @@ class Prediction:
     """What Lightning would do with a model.
 
     Attributes:
-        fsdp: Lightning's recipe for FSDP. Source: lightning 2.6, lightning/fabric/utilities/init.py,
-            `_materialize_meta_tensors`.
+        fsdp: Lightning's own recipe for FSDP, which its strategies called before they left the job to torch. Source:
+            lightning 2.6, lightning/fabric/utilities/init.py, `_materialize_meta_tensors`.
         model_parallel: `ModelParallelStrategy`. Source: the same file, `_materialize_distributed_module`.
         torch_fsdp: What torch's wrapper does, to which `FSDPStrategy` of lightning 2.6 leaves a model on meta; here
             for one wrapper around the whole model. Source: torch 2.13, torch/distributed/fsdp/_init_utils.py,
@@ -184,7 +187,7 @@ class Prediction:
         return f"{fsdp}; {parallel}".replace("ok; ", "FSDP ok; ").replace("; ok", "; ModelParallel ok")
 
     def __str__(self) -> str:
-        return f"{self.fsdp}\n{self.model_parallel}"
+        return f"{self.fsdp}\n{self.torch_fsdp}\n{self.model_parallel}"
 
 
 def predict(model: nn.Module, resets: Resets | None = None) -> Prediction:
@@ -211,8 +214,8 @@ def predict(model: nn.Module, resets: Resets | None = None) -> Prediction:
     with torch._C.DisableTorchFunction():
         look = Look(model, resets or Resets(model))
         recipes = {
-            "FSDPStrategy": Fsdp,
+            "_materialize_meta_tensors": Fsdp,
             "ModelParallelStrategy": ModelParallel,
-            "FullyShardedDataParallel": TorchFsdp,
+            "FSDPStrategy": TorchFsdp,
         }
         return Prediction(*(Outcome(name, **recipe(look).told()) for name, recipe in recipes.items()))

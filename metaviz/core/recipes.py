@@ -16,21 +16,11 @@ from torch import nn
 
 from metaviz.core.attributes import registered_ids, slots
 from metaviz.core.loads import loaded
+from metaviz.core.memory import EMPTY, HELD, META, UNKNOWN, Held, Memory, empty
 from metaviz.core.methods import delegates, lookup
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import children_of, join
-from metaviz.core.rehearsal import (
-    EMPTY,
-    HELD,
-    META,
-    UNKNOWN,
-    Held,
-    Memory,
-    Rehearsal,
-    below,
-    empty,
-    rehearse,
-)
+from metaviz.core.rehearsal import Rehearsal, below, rehearse
 from metaviz.core.reset import Resets
 from metaviz.core.signature import Signature, same, signature
 
@@ -92,7 +82,7 @@ class Look:
         """
         if lookup(module, "reset_parameters") is None and not delegates(module):
             return Rehearsal("not callable" if _is_none(module) else "missing")
-        key = (self._resets._kind(module), grad, *_states(module, held))
+        key = (self._resets.kind(module), grad, *_states(module, held))
         found = self._known.get(key)
         if found is None:
             if self._lost >= _PATIENCE:

@@ -54,7 +54,7 @@ class Recorder:
     def __init__(self, tape: Tape, value_limit: int) -> None:
         self.tape = tape
         self.generators = Generators()
-        self.by_name = False
+        self.by_name = self.is_bare = False
         self._context = device_context()
         self._limit = value_limit
         self._twins: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
@@ -64,7 +64,7 @@ class Recorder:
         self._arrays = Arrays(self._hold)
 
     def close(self) -> None:
-        """Put the random generators back to where they were."""
+        """Put the random generators back."""
         self._arrays.notice()
         self.generators.close()
 

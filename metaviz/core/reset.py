@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from metaviz.core.attributes import ATOMS, STANDARD, registered_ids
+from metaviz.core.alike import Kinds
+from metaviz.core.attributes import registered_ids
 from metaviz.core.methods import MODEL, Call, model_method, own_method
-from metaviz.core.paths import children_of, join
-from metaviz.core.shadow import is_plain
+from metaviz.core.paths import children_of
 from metaviz.core.tryout import Trial, Write, attempt
 
 #: Seconds that methods which never end may cost in all; after that, no other one is tried.
@@ -46,12 +46,6 @@ class Step(NamedTuple):
         )
 
 
-class _At(NamedTuple):
-    path: str
-    parent: nn.Module | None
-    order: int
-
-
 _Writers = tuple[tuple[nn.Module, tuple["Step | None", "Step | None"]], ...]
 
 
@@ -64,13 +58,12 @@ class Resets:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._at: dict[int, _At] = {}
-        self._kinds: dict[int, int] = {}
+        self._above_of: dict[int, tuple[nn.Module | None, str]] = {}
+        self._methods: dict[int, tuple[str | None, tuple[str, bool] | None]] = {}
         self._children_first: list[nn.Module] = []
         self._found: dict[int, tuple[Step | None, Step | None]] = {}
         self._above: dict[int, _Writers] = {}
         self._givers: dict[int, nn.Module | None] = {}
-        self._keep: list[Any] = []
         self._trials: dict[tuple, Trial] = {}
         self._ids: set[int] | None = None
         self._lost = 0.0
@@ -78,7 +71,12 @@ class Resets:
 
     def path(self, module: nn.Module) -> str:
         """The first path of a module."""
-        return self._at[id(module)].path
+        names: list[str] = []
+        above: nn.Module | None = module
+        while above is not None:
+            above, name = self._above_of[id(above)]
+            names.append(name)
+        return ".".join(names[-2::-1])
 
     def steps(self, module: nn.Module, slot: str) -> list[Step]:
         """The methods that may write a tensor, in the order in which they are to run; its own module's also if not.
@@ -105,34 +103,44 @@ class Resets:
         if self._writers_above(module) or "parametrizations" in self.path(module):
             return None
         giver = self._giver(module)
-        return self._kind(module), slot, None if giver is None else id(giver)
+        return self.kind(module), slot, None if giver is None else id(giver)
 
     def _writers_above(self, module: nn.Module) -> _Writers:
         """The modules above one whose methods write to modules below them, the nearest first."""
-        above = self._at[id(module)].parent
-        if above is None:
-            return ()
-        found = self._above.get(id(above))
-        if found is None:
+        waiting: list[nn.Module] = []
+        above = self._above_of[id(module)][0]
+        while above is not None and id(above) not in self._above:
+            waiting.append(above)
+            above = self._above_of[id(above)][0]
+        found: _Writers = () if above is None else self._above[id(above)]
+        for above in reversed(waiting):
             tried = self._tried_at(above)
-            writes = any(path for step in tried if step is not None for path, _ in step.trial.writes)
-            found = self._writers_above(above)
-            found = self._above[id(above)] = ((above, tried), *found) if writes else found
+            if any(path for step in tried if step is not None for path, _ in step.trial.writes):
+                found = ((above, tried), *found)
+            self._above[id(above)] = found
         return found
 
     def own(self, module: nn.Module) -> Trial | None:
         """The trial of the method that a module has for its own tensors, None if it has none."""
-        own, _ = self._tried_at(module)
-        return None if own is None else own.trial
+        method = self._methods_of(module)[0]
+        return None if method is None else self._tried(Call(module, method), module)
 
     def _tried_at(self, module: nn.Module) -> tuple[Step | None, Step | None]:
         """The trials of a module's own method, and of what the model around it does to it."""
         found = self._found.get(id(module))
         if found is None:
-            method, call = own_method(module), self.model_call(module)
+            method, call = self._methods_of(module)[0], self.model_call(module)
             calls = None if method is None else Call(module, method), call
             own, model = (None if c is None else Step(c, self._tried(c, module), ("", "")) for c in calls)
             found = self._found[id(module)] = own, model
+        return found
+
+    def _methods_of(self, module: nn.Module) -> tuple[str | None, tuple[str, bool] | None]:
+        """The names of the module's own method, and of the one by which it initializes others; asked once per kind."""
+        kind = self.kind(module)
+        found = self._methods.get(kind)
+        if found is None:
+            found = self._methods[kind] = own_method(module), model_method(module)
         return found
 
     def model_call(self, module: nn.Module) -> Call | None:
@@ -140,23 +148,29 @@ class Resets:
         giver = self._giver(module)
         if giver is not None:
             return Call(giver, MODEL[0], module)
-        found = model_method(module)
+        found = self._methods_of(module)[1]
         return None if found is None else Call(module, found[0])
 
-    def _giver(self, module: nn.Module | None) -> nn.Module | None:
+    def _giver(self, module: nn.Module) -> nn.Module | None:
         """The nearest module, from this one upwards, with a method that takes a module to be initialized."""
-        if module is None:
-            return None
-        if id(module) not in self._givers:
-            found = model_method(module)
-            takes = found is not None and found[1]
-            self._givers[id(module)] = module if takes else self._giver(self._at[id(module)].parent)
-        return self._givers[id(module)]
+        passed: list[nn.Module] = []
+        above: nn.Module | None = module
+        while above is not None and id(above) not in self._givers:
+            passed.append(above)
+            method = self._methods_of(above)[1]
+            if method is not None and method[1]:
+                self._givers[id(above)] = above
+                break
+            above = self._above_of[id(above)][0]
+        giver = None if above is None else self._givers[id(above)]
+        for each in passed:
+            self._givers[id(each)] = giver
+        return giver
 
     def order(self, call: Call) -> tuple[bool, int]:
         """Where a call comes in the order of all: own methods, children first, then those of models."""
         module = call.module if call.argument is None else call.argument
-        return call.method not in ("reset_parameters", "_reset_parameters"), self._at[id(module)].order
+        return call.method not in ("reset_parameters", "_reset_parameters"), self._order[id(module)]
 
     def before(self, module: nn.Module) -> list[Call]:
         """The own methods of all modules below one, children first."""
@@ -165,7 +179,7 @@ class Resets:
         return sorted((Call(m, method) for m, method in calls if method is not None), key=self.order)
 
     def _tried(self, call: Call, module: nn.Module) -> Trial:
-        key = (call.method, self._kind(module), None if call.argument is None else id(call.module))
+        key = (call.method, self.kind(module), None if call.argument is None else id(call.module))
         trial = self._trials.get(key)
         if trial is None:
             trial = self._trials[key] = self._try(call, module)
@@ -179,9 +193,7 @@ class Resets:
         if trial.state == "unfinished":
             self._lost += 1.0
         unready = any(write.unread for write in trial.writes.values())
-        if children_of(module) and call.argument is None and (
-            unready or trial.state in ("raises", "reads")
-        ):
+        if children_of(module) and call.argument is None and (unready or trial.state in ("raises", "reads")):
             # It may work with what its children's own methods have written before.
             again = attempt(call, self.before(module), self.is_ours)
             if again.state == "ran":
@@ -195,21 +207,24 @@ class Resets:
         return id(tensor) in self._ids
 
     def _index(self, model: nn.Module) -> None:
-        """Note each module's first path, the module above it, and its place in the order: children first."""
-        stack = [("", model, None, iter(children_of(model).items()))]
-        self._at[id(model)] = _At("", None, 0)
+        """Note the module above each, its name there, and all of them in their order: children first."""
+        stack: list[tuple[nn.Module, Iterator]] = [(model, iter(children_of(model).items()))]
+        above = self._above_of
+        above[id(model)] = None, ""
         while stack:
-            path, module, parent, children = stack[-1]
+            module, children = stack[-1]
             for name, child in children:
-                if isinstance(child, nn.Module) and id(child) not in self._at:
-                    below = join(path, name)
-                    self._at[id(child)] = _At(below, module, 0)
-                    stack.append((below, child, module, iter(children_of(child).items())))
+                if id(child) not in above and isinstance(child, nn.Module):
+                    above[id(child)] = module, name
+                    stack.append((child, iter(children_of(child).items())))
                     break
             else:
                 stack.pop()
-                self._at[id(module)] = _At(path, parent, len(self._children_first))
                 self._children_first.append(module)
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {id(module): at for at, module in enumerate(self._children_first)}
 
     def _below(self, module: nn.Module) -> Iterator[nn.Module]:
         todo, seen = [module], {id(module)}
@@ -221,41 +236,10 @@ class Resets:
                     seen.add(id(child))
                     todo.append(child)
 
-    def _kind(self, module: nn.Module) -> int:
-        """A number that modules share whose methods must do the same: class, tensors, settings, children."""
-        if not self._kinds:
-            known: dict[tuple, int] = {}
-            for each in self._children_first:
-                space = object.__getattribute__(each, "__dict__")
-                key = (type(each), *self._settings(space), *self._inside(space.get("_modules") or {}))
-                self._kinds[id(each)] = known.setdefault(key, len(known))
-        return self._kinds[id(module)]
+    def kind(self, module: nn.Module) -> int:
+        """A number that modules share whose methods must do the same."""
+        return self._kinds[module]
 
-    def _inside(self, children: dict[str, nn.Module | None]) -> Iterator[Any]:
-        for name, child in children.items():
-            # A module that holds one of those above it is like no other.
-            yield name, child if child is None else self._kinds.get(id(child), id(child))
-
-    def _settings(self, space: dict[str, Any]) -> Iterator[Any]:
-        for group in ("_parameters", "_buffers"):
-            for name, tensor in (space.get(group) or {}).items():
-                yield name, group, self._alike(tensor)
-        yield space.get("training")
-        for name, value in space.items():
-            if name not in STANDARD:
-                yield name, self._alike(value)
-
-    def _alike(self, value: Any) -> Any:
-        """Equal for values that cannot make a difference to a method."""
-        kind = type(value)
-        if kind in ATOMS:
-            # True == 1 == 1.0, and a slice cannot be hashed.
-            return kind, value if kind is not slice else repr(value)
-        if issubclass(kind, torch.Tensor) and is_lazy(value):
-            return kind, value.dtype
-        if issubclass(kind, torch.Tensor) and is_plain(value) and value.is_meta:
-            return kind, value.shape, value.dtype, value.stride(), value.requires_grad
-        if kind in (tuple, list) and len(value) <= 16:
-            return kind, tuple(map(self._alike, value))
-        self._keep.append(value)
-        return id(value)
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return Kinds(self._children_first)

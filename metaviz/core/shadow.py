@@ -44,6 +44,7 @@ class Shadows:
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._watched: dict[int, tuple[Any, Any]] = {}
+        self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
 
     def of(self, module: nn.Module) -> nn.Module:
         """The shadow of a module.
@@ -57,6 +58,7 @@ class Shadows:
         with plain_torch():
             shadow = object.__new__(type(module))
             self.made[id(module)] = module, shadow
+            self._watch_class(type(module))
             space = object.__getattribute__(module, "__dict__")
             own = object.__getattribute__(shadow, "__dict__")
             own.update(
@@ -75,6 +77,12 @@ class Shadows:
             if len(held) != len(before) or not all(map(_is_same, _items(held), _items(before))):
                 held.clear()
                 (held.extend if isinstance(held, list | deque) else held.update)(before)
+        for cls, before in self._classes.values():
+            now = type.__getattribute__(cls, "__dict__")
+            for name in [name for name in now if name not in before and not name.startswith("__")]:
+                type.__delattr__(cls, name)
+            for name in [name for name in before if now.get(name) is not before[name]]:
+                type.__setattr__(cls, name, before[name])
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The meta tensor that stands for ``tensor``; views of one storage have twins on one storage.
@@ -133,6 +141,18 @@ class Shadows:
             return self._noted(value, functools.partial(self._copy(value.func), *args, **keywords))
         self._watch(value)
         return self._noted(value, value)
+
+    def _watch_class(self, cls: type) -> None:
+        """Note what a class and those below it hold, without torch's own."""
+        for base in type.__getattribute__(cls, "__mro__"):
+            if base is nn.Module:
+                return
+            # By identity: a metaclass may forbid hashing.
+            if id(base) not in self._classes and not _module_of(base).startswith("torch."):
+                space = dict(type.__getattribute__(base, "__dict__"))
+                self._classes[id(base)] = base, space
+                for value in space.values():
+                    self._watch(value)
 
     def _watch(self, value: Any) -> None:
         """Note what an object that is not copied holds, the objects and containers below it included."""
@@ -215,6 +235,10 @@ class _Children(dict):
         return dict(self.items())
 
 
+def _module_of(cls: type) -> str:
+    return str(type.__getattribute__(cls, "__dict__").get("__module__"))
+
+
 def _items(held: Any) -> Any:
     return held.items() if isinstance(held, dict) else held
 
@@ -236,13 +260,12 @@ def _slot_names(cls: type) -> list[str]:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has one storage that it is a window on."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not hasattr(type(tensor), "__tensor_flatten__")
-        and not any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
-    )
+    kind = type(tensor)
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return False
+    if kind is nn.Parameter or kind is torch.Tensor:
+        return True
+    return not hasattr(kind, "__tensor_flatten__") and all(b.__name__ != "FakeTensor" for b in kind.__mro__)
 
 
 def _values(value: torch.Tensor) -> torch.Tensor:

@@ -158,12 +158,12 @@ class Sources:
 
     def _compared(self, origin: Origin, step: Step) -> tuple[bool | None, str]:
         """Whether a method gives what the constructor gave, and the difference in words."""
+        missing = origin.tape.unwritten(origin.window)
+        if missing:
+            # There is nothing to be true to where an ordinary build leaves what was in memory before.
+            start, stop = origin.window.extent()
+            return missing == stop - start or None, ", which an ordinary build leaves uninitialized"
         built = signature(origin.tape, origin.window)
-        if loaded(origin.tape, origin.window):
-            return (
-                False,
-                ". The constructor loaded other values from a state dict or file, which reset cannot know",
-            )
         equal = same(built, step.write.signature)
         if equal and built.draws:
             drawn = root(origin.tape, origin.window)
@@ -175,6 +175,8 @@ class Sources:
             return True, ", drawn anew from the distribution of an ordinary build"
         if equal:
             return True, ", as in an ordinary build"
+        if loaded(origin.tape, origin.window):
+            return False, ". The constructor loaded other values, from a state dict or file"
         if equal is None:
             return None, f". An ordinary build does it in another way: {built.words}"
         return False, f". An ordinary build has something else: {built.words}"

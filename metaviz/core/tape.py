@@ -8,7 +8,9 @@ long as the storage does: ids and ``data_ptr`` (0 on meta) are never compared.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -86,7 +88,7 @@ class Tag(NamedTuple):
 
 
 class Where(NamedTuple):
-    """The user's line that caused an op: ``init`` is the torch.nn.init function or load_state_dict on the way, if any."""
+    """The user's line that caused an op; ``init`` is the torch.nn.init function or load_state_dict on the way."""
 
     init: str | None
     filename: str
@@ -202,23 +204,46 @@ class Tape:
 
     def unwritten(self, window: Window) -> int:
         """How many bytes of ``window`` no op of an ordinary build ever writes."""
-        spans = sorted(
-            write.extent()
-            for k in self.storages[window.storage].writers
-            for write in self.ops[k].writes
-            if write.storage == window.storage
-        )
+        storage = self.storages[window.storage]
+        writes = [w for k in storage.writers for w in self.ops[k].writes if w.storage == window.storage]
+        exact = storage.nbytes <= _EXACT_NBYTES
         reached, end = window.extent()
         missing = 0
-        for start, stop in spans:
+        for start, stop in sorted(w.extent() for w in writes if not exact or w.is_dense()):
             missing += max(0, min(start, end) - reached)
             reached = max(reached, stop)
-        return missing + max(0, end - reached)
+        missing += max(0, end - reached)
+        if missing and exact and not all(each.is_dense() for each in (window, *writes)):
+            wanted, written = _bits(window), functools.reduce(operator.or_, map(_bits, writes), 0)
+            return (wanted & (wanted ^ written)).bit_count()
+        return missing
 
     def nbytes_of(self, ops: Iterable[int]) -> int:
         """Bytes of all the storages that ``ops`` write."""
         touched = {window.storage for k in ops for window in self.ops[k].writes}
         return sum(self.storages[s].nbytes for s in touched)
+
+
+# Above this, the gaps of strided writes are not looked for.
+_EXACT_NBYTES = 2**30
+
+
+def _bits(window: Window) -> int:
+    """The bytes of its storage that a window reaches, as the bits of a number."""
+    item = window.dtype.itemsize
+    found = (1 << item) - 1
+    for n, step in zip(window.size, window.stride, strict=True):
+        found = _repeated(found, n, step * item)
+    return found << window.offset * item
+
+
+def _repeated(bits: int, n: int, step: int) -> int:
+    """``bits`` ``n`` times, each time ``step`` further up."""
+    if n < 2:
+        return bits * n
+    half = _repeated(bits, n // 2, step)
+    twice = half | half << n // 2 * step
+    return twice | bits << (n - 1) * step if n % 2 else twice
 
 
 def tag_of(tensor: torch.Tensor) -> Tag | None:

@@ -289,7 +289,7 @@ class ModuleTree:
 
     @property
     def lightning(self) -> Prediction:
-        """What Lightning's strategies would do with the model, the whole of it, as it is now.
+        """What Lightning's strategies would do with the model, the whole of it; worked out when first asked for.
 
         Raises:
             UnknownPath: The model is gone.
@@ -298,7 +298,9 @@ class ModuleTree:
             >>> metaviz.tree(nn.Linear(2, 3, device="meta")).lightning.fsdp.uninitialized
             ()
         """
-        return predict(self.model)
+        if self.columns.prediction is None:
+            self.columns.prediction = predict(self.model)
+        return self.columns.prediction
 
     def text(self, *, depth: int | None = None, unfold: bool = False, rows: int = 60) -> str:
         """The tree as text.

@@ -8,7 +8,7 @@ from typing import Any
 from metaviz.core.around import findings
 from metaviz.core.asking import tensor_at
 from metaviz.core.causes import Trouble, by_cause, replayed, untold, wrong
-from metaviz.core.lightning import Outcome, predict
+from metaviz.core.lightning import Outcome
 from metaviz.core.reasons import blocked, step
 from metaviz.core.sources import replay_verdict
 from metaviz.core.units import plural
@@ -69,17 +69,25 @@ def _lightning(tree: Any) -> Iterator[Trouble]:
     """What goes wrong where Lightning gives the model its values."""
     if "meta" not in tree.totals.devices:
         return
-    predicted = predict(tree.model)
+    predicted = tree.lightning
     fix = "metaviz.materialize(model)  # before Lightning's setup"
     first = next(blocked(tree.columns, 0), None)
     build = None if first is None else step(tree.columns, first)
     if build and build.startswith("model ="):
         fix = f"{build}; {fix}"
-    for outcome in (predicted.fsdp, predicted.model_parallel):
-        paths = tuple(dict.fromkeys(path for path in _concerned(outcome)))
+    own, torch, parallel = predicted.fsdp, predicted.torch_fsdp, predicted.model_parallel
+    # FSDPStrategy of Lightning 2.6 leaves the job to torch, which mostly stops at the same module.
+    same = torch.right or (torch.error is not None and torch.at == own.at)
+    more = f". Where it is left to torch: {torch.error}: {torch.message}" if same and torch.error else ""
+    for name, outcome, end in (
+        ("recipe for FSDP", own, more),
+        *(() if same else (("FSDPStrategy, which leaves it to torch,", torch, ""),)),
+        ("ModelParallelStrategy", parallel, ""),
+    ):
+        paths = tuple(dict.fromkeys(_concerned(outcome)))
         stops = outcome.error is not None and _concerns(tree.path, (outcome.at or "",))
         if stops or (not outcome.right and _concerns(tree.path, paths)):
-            yield Trouble("lightning", f"Lightning's {outcome.strategy} {_said(outcome)}", paths, fix)
+            yield Trouble("lightning", f"Lightning's {name} {_said(outcome)}{end}", paths, fix)
 
 
 def _concerned(outcome: Outcome) -> Iterator[str]:
@@ -104,7 +112,7 @@ def _said(outcome: Outcome) -> str:
 
 
 def _and(parts: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
 def _others(outcome: Outcome) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _device
 
 from metaviz.core import provenance
 from metaviz.core.kinds import kind_of
@@ -139,7 +138,7 @@ def _trial(call: Call, before: list[Call], outside: Callable, grad: bool) -> Tri
     if state != "ran":
         return Trial(cls, call.method, state, detail, error, notes=notes)
     writes, deletes = outcome.value
-    return Trial(cls, call.method, state, "", error, writes, deletes, run.bare, notes)
+    return Trial(cls, call.method, state, "", error, writes, deletes, run.is_bare, notes=notes)
 
 
 class Run:
@@ -157,7 +156,6 @@ class Run:
         self._names = names
         self.tape = Tape()
         self.shadows = Shadows(self.tape)
-        self.bare = False
         self.grad = grad
         self.started = self.over = False
         self._outside = outside
@@ -177,7 +175,7 @@ class Run:
     def record(self) -> int:
         """Run the methods; the number of the op that the last one begins with."""
         begins = 0
-        with recorded(self._make_recorder), _Bare(self), torch.set_grad_enabled(self.grad):
+        with recorded(self._make_recorder), torch.set_grad_enabled(self.grad):
             for at, call in enumerate(self.calls):
                 begins = len(self.tape.ops)
                 if self._names:
@@ -197,6 +195,11 @@ class Run:
     def reached(self) -> list[tuple[torch.Generator, Any]]:
         """The generators that were drawn from, and the places in their streams where an ordinary run leaves them."""
         return [] if self._recorder is None else self._recorder.generators.reached()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a tensor was made without saying on which device."""
+        return self._recorder is not None and self._recorder.is_bare
 
     def state(self, outcome: Outcome) -> tuple[str, str]:
         """The state of the trial, and its detail."""
@@ -358,19 +361,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__
 
 
-class _Bare(torch.overrides.TorchFunctionMode):
-    """Notices tensors that are made without saying where."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self._run = run
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _device._device_constructors() and (kwargs or {}).get("device") is None:
-            self._run.bare = True
-        return func(*args, **(kwargs or {}))
-
-
 class TrialRecorder(Recorder):
     """A recorder that lets no tensor be written that has no stand-in, and takes none over."""
 
@@ -380,12 +370,14 @@ class TrialRecorder(Recorder):
         self.problem: tuple[str, str] | None = None
 
     def run(self, func: Any, kind: Any, args: tuple, kwargs: dict) -> Any:
+        """Do one aten op, unless it writes to what has no stand-in."""
         if kind.written or kind.outs:
             for target in kind.targets(args, kwargs):
                 self.guard(target)
         return super().run(func, kind, args, kwargs)
 
     def guard(self, tensor: torch.Tensor) -> None:
+        """Raise if ``tensor`` has no stand-in."""
         if not self.is_taped(tensor) and (tensor.device.type != "meta" or self._outside(tensor)):
             self._stop("unsupported", "it writes to a tensor outside of its module", OutsideTensor)
 

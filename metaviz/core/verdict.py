@@ -38,15 +38,17 @@ def together(verdicts: Sequence[Verdict], source: str) -> Verdict:
     """The verdict on a module, from those on the tensors below it that have no values yet."""
     if not verdicts:
         return Verdict(False, None, "All of its tensors hold values, or there are none.", kind="real")
+    if len(verdicts) == 1:
+        return verdicts[0]
     blocked = [verdict for verdict in verdicts if not verdict.can]
     wrong = [verdict for verdict in verdicts if verdict.can and verdict.faithful is False]
     worst = (blocked or wrong or list(verdicts))[0]
     number = len(verdicts)
     if blocked:
         most, times = Counter(verdict.reason for verdict in blocked).most_common(1)[0]
-        reason = (
-            f"{len(blocked):,} of {number:,} tensors cannot be given values by {source}; {times:,}: {most}"
-        )
+        reason = f"{len(blocked):,} of {number:,} tensors cannot be given values by {source}: {most}"
+        if times < len(blocked):
+            reason = f"{reason.rstrip('.')} ({times:,} of them)"
         return Verdict(False, None, reason, worst.fix, None, worst.kind)
     sources = ", ".join(dict.fromkeys(verdict.source or "" for verdict in verdicts))
     faithful = False if wrong else None if any(v.faithful is None for v in verdicts) else True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import prod
 from typing import NamedTuple
 
 from metaviz.core import causes, reasons
@@ -241,18 +242,32 @@ def _by_reset(rows: list[int]) -> str:
 
 
 def named(paths: Sequence[str]) -> str:
-    """Some paths, those that differ in numbers only as one.
+    """Some paths, those that differ in a number only as one.
 
     Example:
         >>> named(("layers.0.norm.weight", "layers.1.norm.weight", "head.bias"))
         'layers.*.norm.weight, head.bias'
     """
+    listed = []
+    for alike in _numbered(paths, every=True):
+        values = [set(parts) for parts in zip(*alike, strict=True)]
+        # Two stars where not every number of the one goes with every number of the other would say too much.
+        whole = len(set(map(tuple, alike))) == prod(map(len, values))
+        for group in [alike] if whole else _numbered(map(".".join, alike), every=False):
+            listed.append(clean(".".join(map(_same, zip(*group, strict=True)))))
+    return ", ".join(listed[:MAX_NAMES]) + (", …" if len(listed) > MAX_NAMES else "")
+
+
+def _numbered(paths: Iterable[str], every: bool) -> Iterable[list[list[str]]]:
+    """The parts of paths, those together that differ in numbers only; in the first number unless `every`."""
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for path in paths:
         parts = path.split(".")
-        groups.setdefault(tuple("*" if part.isdecimal() else part for part in parts), []).append(parts)
-    listed = [clean(".".join(map(_same, zip(*alike, strict=True)))) for alike in groups.values()]
-    return ", ".join(listed[:MAX_NAMES]) + (", …" if len(listed) > MAX_NAMES else "")
+        numbers = [index for index, part in enumerate(parts) if part.isdecimal()]
+        starred = numbers if every else numbers[:1]
+        key = tuple("*" if index in starred else part for index, part in enumerate(parts))
+        groups.setdefault(key, []).append(parts)
+    return groups.values()
 
 
 def _same(parts: tuple[str, ...]) -> str:

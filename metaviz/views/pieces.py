@@ -16,7 +16,7 @@ _RULES = {
     ".mv-page.mv-page ul": "list-style:none;margin:6px 0 0;padding:0",
     ".mv-page.mv-page li": f"margin:0;padding:6px 0 8px 20px;text-indent:-16px;border-top:1px solid {RULE}",
     ".mv-page.mv-page li>*": "text-indent:0",
-    ".mv-page.mv-page li>span": "display:inline-block;width:16px",
+    ".mv-page.mv-page li>span": "display:inline-block;width:12px",
     ".mv-page.mv-page dl": "display:grid;grid-template-columns:max-content 1fr;gap:2px 12px;margin:6px 0;padding:0",
     ".mv-page.mv-page dt": f"color:{DIM};font-weight:400;margin:0;padding:0;width:auto",
     ".mv-page.mv-page dd": "margin:0;padding:0;width:auto",

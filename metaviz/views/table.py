@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from metaviz.core.lightning import predict
 from metaviz.core.tree import ModuleTree
 from metaviz.errors import UnknownPath
 
@@ -42,7 +41,7 @@ def frame(tree: ModuleTree) -> pd.DataFrame:
         [['', 9], ['weight', 6], ['bias', 3]]
     """
     words = _lightning(tree)
-    rows = [row._replace(lightning=words(row.path)) for row in tree.rows]
+    rows = [row._replace(lightning=words(row.tied_to or row.path)) for row in tree.rows]
     table = pd.DataFrame.from_records([row[:] for row in rows], columns=tree.row._fields)
     # Where there is nothing to say, a yes-or-no column holds <NA> and not a third kind of object.
     return table[COLUMNS].astype({"persistent": "boolean", "requires_grad": "boolean"})
@@ -53,6 +52,6 @@ def _lightning(tree: ModuleTree) -> Callable[[str], str | None]:
     if "meta" not in tree.totals.devices:
         return lambda path: None
     try:
-        return predict(tree.model).words
+        return tree.lightning.words
     except UnknownPath:
         return lambda path: None
