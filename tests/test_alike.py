@@ -62,7 +62,7 @@ DIFFERENT = {
 def numbers(*modules: nn.Module) -> list[int]:
     inside = [child for module in modules for child in module.children()]
     kinds = Kinds([*inside, *modules])
-    return [kinds[module] for module in modules]
+    return [kinds.of[id(module)] for module in modules]
 
 
 @pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)

@@ -394,7 +394,7 @@ def test_what_is_saved_or_copied_carries_nothing_of_metaviz(real):
 
 def test_a_copy_made_after_the_build_is_not_on_the_tape_and_says_so():
     with pytest.raises(CannotMaterialize, match="No tape knows this tensor"):
-        metaviz.materialize(copy.deepcopy(metaviz.build(Net)))
+        metaviz.materialize(copy.deepcopy(metaviz.build(Net)), source="replay")
 
 
 def test_a_write_after_the_build_is_noticed_and_a_recording_takes_it_in():

@@ -312,7 +312,9 @@ def test_what_comes_from_which_source_is_counted():
     plan = metaviz.plan(model)
     assert "4 tensors, 60 B → cpu, fits, 2 from replay, 2 from reset (rng='eager')" in str(plan)
     assert [t.source for t in plan.tensors] == ["replay", "replay", "reset", "reset"]
-    assert "2 tensors, 24 B → cpu, fits, from reset (rng='eager')" in str(metaviz.plan(model, "0", source="reset"))
+    assert "2 tensors, 24 B → cpu, fits, from reset (rng='eager')" in str(
+        metaviz.plan(model, "0", source="reset")
+    )
 
 
 def test_blocked_tensors_are_no_reason_not_to_plan():
@@ -320,3 +322,14 @@ def test_blocked_tensors_are_no_reason_not_to_plan():
     assert len(metaviz.plan(model).blocked) == 2
     with pytest.raises(CannotMaterialize):
         metaviz.materialize(model)
+
+
+def test_a_report_says_what_did_not_come_from_the_tape():
+    model = metaviz.build(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    model[1] = nn.Linear(2, 3, device="meta")
+    assert "materialized 4 tensors, 60 B, 2 from replay, 2 from reset, on cpu in " in str(
+        metaviz.materialize(model)
+    )
+    assert "materialized 2 tensors, 24 B, on cpu in " in str(
+        metaviz.materialize(metaviz.build(nn.Linear, 2, 2))
+    )

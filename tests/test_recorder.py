@@ -296,9 +296,9 @@ def by_hand():
 
 def test_what_a_constructor_puts_on_meta_itself_stays_there_and_draws_nothing():
     ordinary, model = zoo.pair(by_hand)
-    blocked = metaviz.plan(model).blocked
+    blocked = metaviz.plan(model, source="replay").blocked
     assert set(blocked) == {name for name, parameter in ordinary.named_parameters() if parameter.is_meta}
-    metaviz.materialize(model, blocked="skip")
+    metaviz.materialize(model, source="replay", blocked="skip")
     assert zoo.differences(ordinary, model) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import os
 import random
@@ -314,3 +315,14 @@ def test_running_one_leaves_no_second_thread_behind():
     for _ in range(50):
         run_aside(lambda: None)
         assert threading.active_count() == before
+
+
+def test_a_profiler_in_the_calling_thread_does_not_hang_it():
+    assert run_aside(lambda: 1).value == 1
+    assert not run_aside(lambda: time.sleep(0.3), 0.05).finished
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        assert run_aside(lambda: 2, 5).value == 2
+    finally:
+        profile.disable()

@@ -23,39 +23,36 @@ class Kinds:
 
     Args:
         children_first: The modules, none before those below it.
+
+    Attributes:
+        of: The number of each, by the id of the module.
     """
 
     def __init__(self, children_first: Iterable[nn.Module]) -> None:
         modules = list(children_first)
-        self._of: dict[int, int] = {}
         # What is told apart by its id must not make room for another object.
         self._keep: list[Any] = []
-        # The memory of each tensor on meta; what is written to one of several that have it is written to all.
-        self._memory: dict[int, int] = {}
+        # What is written to one of several tensors that have the same memory on meta is written to all of them.
+        self._seen: set[int] = set()
         self._shared: set[int] = set()
-        self._note_memory(modules)
+        self.of = self._numbered(modules)
+        if self._shared:
+            # Only now is it known of the first of them that there are others.
+            self.of = self._numbered(modules)
+
+    def _numbered(self, modules: list[nn.Module]) -> dict[int, int]:
+        of: dict[int, int] = {}
         known: dict[Any, int] = {}
+        self._seen.clear()
         for module in modules:
-            key = self._key(module)
+            key = self._key(module, of)
             try:
-                self._of[id(module)] = known.setdefault(key, len(known))
+                of[id(module)] = known.setdefault(key, len(known))
             except Exception:  # a setting whose class forbids comparing or hashing
-                self._of[id(module)] = known.setdefault(id(module), len(known))
+                of[id(module)] = known.setdefault(id(module), len(known))
+        return of
 
-    def __getitem__(self, module: nn.Module) -> int:
-        return self._of[id(module)]
-
-    def _note_memory(self, modules: list[nn.Module]) -> None:
-        seen: set[int] = set()
-        for module in modules:
-            space = object.__getattribute__(module, "__dict__")
-            for group in _TENSORS:
-                for tensor in (space.get(group) or {}).values():
-                    if tensor is not None and not is_lazy(tensor) and is_plain(tensor) and tensor.is_meta:
-                        memory = self._memory[id(tensor)] = tensor.untyped_storage()._cdata
-                        (self._shared if memory in seen else seen).add(memory)
-
-    def _key(self, module: nn.Module) -> tuple:
+    def _key(self, module: nn.Module, of: dict[int, int]) -> tuple:
         space = object.__getattribute__(module, "__dict__")
         # By identity: a metaclass may forbid hashing.
         key: list[Any] = [id(type(module)), space.get("training")]
@@ -65,25 +62,28 @@ class Kinds:
                 key.append(group)
                 for name, tensor in held.items():
                     key += name, self._tensor(tensor)
-        for name, value in space.items():
-            if name not in STANDARD:
-                kind = type(value)
-                # True == 1 == 1.0
-                key += (name, kind, value) if kind in _SIMPLE else (name, self._setting(value))
+        for name in space.keys() - STANDARD:
+            value = space[name]
+            kind = type(value)
+            # True == 1 == 1.0
+            key += (name, kind, value) if kind in _SIMPLE else (name, self._setting(value))
         for name, child in (space.get("_modules") or {}).items():
             # A module that holds one of those above it is like no other.
-            key += name, child if child is None else self._of.get(id(child), id(child))
+            key += name, child if child is None else of.get(id(child), id(child))
         return tuple(key)
 
     def _tensor(self, tensor: torch.Tensor | None) -> Any:
         if tensor is None:
             return None
-        memory = self._memory.get(id(tensor))
-        if memory is None:
-            if is_lazy(tensor):
-                return id(type(tensor)), tensor.dtype
+        if is_lazy(tensor):
+            return id(type(tensor)), tensor.dtype
+        if not tensor.is_meta or not is_plain(tensor):
             self._keep.append(tensor)
             return id(tensor)
+        memory = tensor.untyped_storage()._cdata
+        if memory in self._seen:
+            self._shared.add(memory)
+        self._seen.add(memory)
         shape = tensor.shape, tensor.stride(), tensor.storage_offset()
         shared = memory if memory in self._shared else 0
         return id(type(tensor)), tensor.dtype, shape, tensor.requires_grad, shared

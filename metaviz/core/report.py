@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from metaviz.core.plan import PlannedTensor, some
+from metaviz.core.plan import PlannedTensor, from_sources, some
 from metaviz.core.units import format_bytes, format_seconds
 
 
@@ -43,8 +43,11 @@ class Report:
 
     def __str__(self) -> str:
         count = len(self.tensors)
+        # That values come from the tape goes without saying; that others do has to be said.
+        named = {tensor.source for tensor in self.tensors} - {"replay"}
+        source = f" {from_sources(self.tensors)}," if named else ""
         lines = [
-            f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)}, on {self.device} "
+            f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)},{source} on {self.device} "
             f"in {format_seconds(self.seconds)}"
         ]
         notes = {

@@ -64,6 +64,7 @@ class Resets:
         self._found: dict[int, tuple[Step | None, Step | None]] = {}
         self._above: dict[int, _Writers] = {}
         self._givers: dict[int, nn.Module | None] = {}
+        self._own: dict[int, Trial | None] = {}
         self._trials: dict[tuple, Trial] = {}
         self._ids: set[int] | None = None
         self._lost = 0.0
@@ -122,8 +123,11 @@ class Resets:
 
     def own(self, module: nn.Module) -> Trial | None:
         """The trial of the method that a module has for its own tensors, None if it has none."""
-        method = self._methods_of(module)[0]
-        return None if method is None else self._tried(Call(module, method), module)
+        kind = self.kind(module)
+        if kind not in self._own:
+            method = self._methods_of(module)[0]
+            self._own[kind] = None if method is None else self._tried(Call(module, method), module)
+        return self._own[kind]
 
     def _tried_at(self, module: nn.Module) -> tuple[Step | None, Step | None]:
         """The trials of a module's own method, and of what the model around it does to it."""
@@ -216,8 +220,11 @@ class Resets:
             for name, child in children:
                 if id(child) not in above and isinstance(child, nn.Module):
                     above[id(child)] = module, name
-                    stack.append((child, iter(children_of(child).items())))
-                    break
+                    below = children_of(child)
+                    if below:
+                        stack.append((child, iter(below.items())))
+                        break
+                    self._children_first.append(child)
             else:
                 stack.pop()
                 self._children_first.append(module)
@@ -238,7 +245,7 @@ class Resets:
 
     def kind(self, module: nn.Module) -> int:
         """A number that modules share whose methods must do the same."""
-        return self._kinds[module]
+        return self._kinds.of[id(module)]
 
     @cached_property
     def _kinds(self) -> Kinds:

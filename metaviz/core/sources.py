@@ -61,12 +61,14 @@ class Sources:
         """
         if source not in SOURCES:
             raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
-        facts, _ = measure(tensor, {})
-        if not facts.empty:
-            return Verdict(False, None, f"It holds values on {facts.device} already.", kind="real")
-        refusal = unfillable(facts)
-        if refusal is not None:
-            return Verdict(False, None, refusal.reason, refusal.fix, kind=facts.state)
+        plain = type(tensor) is nn.Parameter or type(tensor) is torch.Tensor
+        if not (plain and tensor.is_meta):
+            facts, _ = measure(tensor, {})
+            if not facts.empty:
+                return Verdict(False, None, f"It holds values on {facts.device} already.", kind="real")
+            refusal = unfillable(facts)
+            if refusal is not None:
+                return Verdict(False, None, refusal.reason, refusal.fix, kind=facts.state)
         if source == "auto":
             return self._best(tensor, slot)
         if slot.module is not None and offloaded(slot.module, slot.name):
@@ -108,10 +110,13 @@ class Sources:
     @cached_property
     def _tied(self) -> dict[int, list[Slot]]:
         """The places of each tensor that has several."""
-        places: dict[int, list[Slot]] = {}
+        first: dict[int, tuple[nn.Module, str, str]] = {}
+        tied: dict[int, list[Slot]] = {}
         for module, name, tensor, kind in _registered(self.model):
-            places.setdefault(id(tensor), []).append(Slot(module, name, kind))
-        return {identity: slots for identity, slots in places.items() if len(slots) > 1}
+            identity, place = id(tensor), (module, name, kind)
+            if first.setdefault(identity, place) is not place:
+                tied.setdefault(identity, [Slot(*first[identity])]).append(Slot(*place))
+        return tied
 
     @cached_property
     def _roots(self) -> Counter[tuple]:

@@ -1,4 +1,4 @@
-"""Trouble and explanations in a real JupyterLab: legible in both themes, code that can be copied, names that stay text."""
+"""Trouble and explanations in a real JupyterLab: legible in both themes, and names from a model stay text."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_trouble_and_explanations_are_legible_in_both_themes(lab, shots):
     assert "13 modules, 13 tensors" in notebook.output_text(2)
     code = notebook.page.locator("pre", has_text="torch.nn.init.ones_(self.weight)").last
     code.scroll_into_view_if_needed()
+    notebook.theme("JupyterLab Light")
     colour = "e => getComputedStyle(e).color"
     light = code.evaluate(colour)
     notebook.shot(shots / "trouble-light.png")
