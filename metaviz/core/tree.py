@@ -254,7 +254,9 @@ class ModuleTree:
         """
         model = None if self._model is None else self._model()
         if model is None:
-            raise UnknownPath("The model of this tree is gone. Next: tree = metaviz.tree(model)")
+            raise UnknownPath(
+                "The model of this tree is gone: a tree does not keep it. Next: model = ...; tree = metaviz.tree(model)"
+            )
         return model
 
     def explain(self, path: str = "") -> str:
