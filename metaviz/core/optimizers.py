@@ -5,7 +5,6 @@ Of an optimizer only ``param_groups``, ``state`` and ``optimizer`` (where a wrap
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from metaviz.core.finding import Finding, Look, is_empty, paths_of
+from metaviz.core.living import living
 from metaviz.core.paths import some
 from metaviz.core.units import plural
 
@@ -47,7 +47,9 @@ def about_optimizers(look: Look, optimizers: Any, search: bool) -> Iterator[Find
             given.append(held)
     found = []
     if search:
-        found = [held for each in _living() if isinstance(held := _held(each, seen), _Held)]
+        found = [
+            held for each in living(torch.optim.Optimizer) if isinstance(held := _held(each, seen), _Held)
+        ]
     trained = {id(tensor) for held in (*given, *found) for tensor in held.tensors}
     for held in given:
         yield from _judge(look, held, trained, given=True)
@@ -161,14 +163,3 @@ def _held(optimizer: Any, seen: set[int]) -> _Held | str | None:
     except Exception as error:
         return f"What {name} trains cannot be read ({type(error).__name__}): it is no optimizer, or a broken one."
     return _Held(name, tensors, kept)
-
-
-def _living() -> list[Any]:
-    """Every optimizer there is. Asks for the type only: proxies answer other questions with code of their own."""
-    kinds, todo = set(), [torch.optim.Optimizer]
-    while todo:
-        kind = todo.pop()
-        if kind not in kinds:
-            kinds.add(kind)
-            todo.extend(type.__subclasses__(kind))
-    return [thing for thing in gc.get_objects() if type(thing) in kinds]

@@ -13,7 +13,8 @@ from metaviz.core.methods import Call
 from metaviz.core.sandbox import run_aside
 from metaviz.core.sources import Slot, Sources
 from metaviz.core.tape import Tape, Window
-from metaviz.core.tryout import Made, Run, first_unread
+from metaviz.core.tryout import Made, Run
+from metaviz.core.written import first_unread
 
 #: Seconds that a whole program may take, and how many more for each method.
 _SECONDS, _EACH = 30.0, 0.05

@@ -8,7 +8,6 @@ C++ code and legacy constructors make: there they are sent to meta and recorded.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 import types
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaviz.core.disguise import HANDLERS, call_on
 from metaviz.core.kinds import kind_of
+from metaviz.core.living import living
 from metaviz.core.origin import remember
 from metaviz.core.paths import modules
 from metaviz.core.recorder import Recorder, device_context
@@ -72,7 +72,8 @@ class recording:
     ) -> None:
         self._stack.close()
         if error is None:
-            for module in _living_modules() if self._built is None else self._built:
+            # Nobody hands over what a `with` block has built.
+            for module in living(torch.nn.Module) if self._built is None else self._built:
                 remember(module, lambda _, tag: tag.tape is self.tape)
         else:
             # Not by assignment: a frozen dataclass forbids that.
@@ -186,18 +187,6 @@ def _restored_process_state():
             if context is None:
                 # In torch 2.6, get_default_device raises where this is None.
                 del torch._GLOBAL_DEVICE_CONTEXT.device_context
-
-
-def _living_modules() -> list[torch.nn.Module]:
-    """Every module there is: nobody hands over what a `with` block has built."""
-    kinds = set()
-    todo = [torch.nn.Module]
-    while todo:
-        kind = todo.pop()
-        if kind not in kinds:
-            kinds.add(kind)
-            todo.extend(type.__subclasses__(kind))
-    return [thing for thing in gc.get_objects() if type(thing) in kinds]
 
 
 def _without_our_frames(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -23,7 +23,9 @@ from metaviz.core.sandbox import run_aside
 from metaviz.core.shadow import Shadows, is_plain
 from metaviz.core.signature import Signature, signature
 from metaviz.core.tape import Op, Tape, Window, tag_of, tensors_in, window, window_of
-from metaviz.core.tryout import LIMIT, OutsideTensor, Run, TrialRecorder, first_unread, named
+from metaviz.core.trials import OutsideTensor, TrialRecorder
+from metaviz.core.tryout import LIMIT, Run, named
+from metaviz.core.written import first_unread
 from metaviz.errors import MetavizError
 
 _ACCELERATORS = ("cuda", "xpu", "mps", "hpu", "npu", "xla", "mtia", "ipu")
@@ -177,13 +179,8 @@ class _Run(Run):
         return self._recorder
 
     def _method(self, module: nn.Module, call: Call) -> Callable | None:
-        try:
-            method = getattr(module, call.method)
-        except AttributeError:
-            self._problem = "missing", ""
-            return None
-        if not callable(method):
-            self._problem = "not callable", ""
+        method = self._callable(module, call)
+        if method is None:
             return None
 
         def watched() -> None:

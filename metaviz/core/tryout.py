@@ -11,30 +11,21 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metaviz.core import provenance
-from metaviz.core.kinds import kind_of
 from metaviz.core.methods import Call, lookup, needed_arguments
-from metaviz.core.record import VALUE_LIMIT, recorded
+from metaviz.core.record import recorded
 from metaviz.core.recorder import Recorder
 from metaviz.core.sandbox import Outcome, run_aside
 from metaviz.core.shadow import Shadows
 from metaviz.core.signature import Signature, signature
-from metaviz.core.tape import Tag, Tape, Window, window_of
+from metaviz.core.tape import Tape, Window, window_of
+from metaviz.core.trials import StrictRecorder, TrialRecorder
+from metaviz.core.written import first_unread, rows_left_out
 
 #: Seconds after which a method is given up on.
 LIMIT = 1.0
 
-# What answers with a number or a list, by which code decides.
-_ANSWERS = {"_local_scalar_dense", "tolist", "equal", "allclose", "nonzero", "is_nonzero"}
 # What was given up on and still runs: the code of the method, and its run. It would only get stuck again.
 _stuck: list[tuple[Any, Run]] = []
-
-
-class OutsideTensor(RuntimeError):
-    """A method on trial uses a tensor that has no stand-in."""
-
-
-class UnreadValue(RuntimeError):
-    """A method on trial decides by a value that nothing has written."""
 
 
 class Write(NamedTuple):
@@ -219,7 +210,7 @@ class Run:
         return "raises", _said(outcome.error)
 
     def _make_recorder(self) -> Recorder:
-        self._recorder = _Strict(self.tape, self._outside)
+        self._recorder = StrictRecorder(self.tape, self._outside)
         return self._recorder
 
     def _shadow(self, module: nn.Module) -> nn.Module | None:
@@ -229,7 +220,7 @@ class Run:
             self._problem = "unsupported", str(error)
             return None
 
-    def _method(self, module: nn.Module, call: Call) -> Callable | None:
+    def _callable(self, module: nn.Module, call: Call) -> Callable | None:
         try:
             method = getattr(module, call.method)
         except AttributeError:
@@ -237,6 +228,12 @@ class Run:
             return None
         if not callable(method):
             self._problem = "not callable", type(method).__name__
+            return None
+        return method
+
+    def _method(self, module: nn.Module, call: Call) -> Callable | None:
+        method = self._callable(module, call)
+        if method is None:
             return None
         needed = [] if call.argument is not None else needed_arguments(method)
         if needed:
@@ -280,7 +277,7 @@ class Run:
         missing = self.tape.unwritten(window)
         unread = None if missing else first_unread(self.tape, window)
         known = None if missing or unread else signature(self.tape, window)
-        rows = _rows(self.tape, window) if missing else ""
+        rows = rows_left_out(self.tape, window) if missing else ""
         return Write(stop - start, missing, rows, not made.same, unread, known)
 
 
@@ -316,85 +313,6 @@ def _last(tape: Tape, window: Window) -> int:
     return writers[-1] if writers else -1
 
 
-def first_unread(tape: Tape, window: Window) -> str | None:
-    """The first op of a window's slice that takes values from where nothing has been written, or None."""
-    for k in tape.slice([window.storage]):
-        op = tape.ops[k]
-        kept = {w.storage for w in op.writes} if _overwrites(op.func) else set()
-        for storage in op.reads:
-            record = tape.storages[storage]
-            if storage not in kept and record.nbytes and not (record.writers and record.writers[0] < k):
-                return op.name
-    return None
-
-
-def _overwrites(func: Any) -> bool:
-    return not hasattr(func, "_schema") or kind_of(func).overwrites
-
-
-def _rows(tape: Tape, window: Window) -> str:
-    """Which rows of a window are never written, where whole rows are."""
-    if not window.is_contiguous() or len(window.size) < 1 or window.size[0] < 2:
-        return ""
-    row = window.stride[0]
-    left = [
-        at
-        for at in range(min(window.size[0], 10_000))
-        if tape.unwritten(
-            window._replace(size=window.size[1:], stride=window.stride[1:], offset=window.offset + at * row)
-        )
-    ]
-    runs: list[list[int]] = []
-    for at in left:
-        if runs and runs[-1][1] == at - 1:
-            runs[-1][1] = at
-        else:
-            runs.append([at, at])
-    if len(runs) > 3 or not runs:
-        return f"{len(left):,} of its {window.size[0]:,} rows"
-    words = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
-    return f"row{'s' * (len(left) > 1)} {words} of {window.size[0]:,}"
-
-
 def _said(error: BaseException) -> str:
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__
-
-
-class TrialRecorder(Recorder):
-    """A recorder that lets no tensor be written that has no stand-in, and takes none over."""
-
-    def __init__(self, tape: Tape, outside: Callable[[torch.Tensor], bool]) -> None:
-        super().__init__(tape, VALUE_LIMIT)
-        self._outside = outside
-        self.problem: tuple[str, str] | None = None
-
-    def run(self, func: Any, kind: Any, args: tuple, kwargs: dict) -> Any:
-        """Do one aten op, unless it writes to what has no stand-in."""
-        if kind.written or kind.outs:
-            for target in kind.targets(args, kwargs):
-                self.guard(target)
-        return super().run(func, kind, args, kwargs)
-
-    def guard(self, tensor: torch.Tensor) -> None:
-        """Raise if ``tensor`` has no stand-in."""
-        if not self.is_taped(tensor) and (tensor.device.type != "meta" or self._outside(tensor)):
-            self._stop("unsupported", "it writes to a tensor outside of its module", OutsideTensor)
-
-    def _take_over(self, tensor: torch.Tensor, tag: Tag) -> None:
-        self._stop("unsupported", "it uses a tensor outside of its module that is on meta", OutsideTensor)
-
-    def _stop(self, state: str, detail: str, error: type[RuntimeError]) -> None:
-        self.problem = self.problem or (state, detail)
-        raise error(detail)
-
-
-class _Strict(TrialRecorder):
-    """Lets no method decide by a value that nothing has written."""
-
-    def value(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
-        if reader in _ANSWERS:
-            window = window_of(tensor)
-            if self.tape.unwritten(window) or first_unread(self.tape, window):
-                self._stop("reads", "a value that nothing has written", UnreadValue)
-        return super().value(tensor, reader)
