@@ -60,7 +60,10 @@ def test_the_code_to_paste_makes_reset_give_the_very_values(needs):
     class Patched(Norm):
         pass
 
-    exec(code_of(tree(model).explain("blocks.1.1")), {"torch": torch, "Norm": Patched})
+    code = code_of(tree(model).explain("blocks.1.1"))
+    where = f"from {__name__} import Norm\n"
+    assert code.startswith(where)
+    exec(code.removeprefix(where), {"torch": torch, "Norm": Patched})
     with META:
         other = Holder(norm=Patched())
     assert tree(other).totals.marks == {"ready": 2}
@@ -114,7 +117,7 @@ def test_without_a_tape_there_is_no_code_and_doubt_only_where_somebody_elses_con
     told = flat(tree(model).explain("blocks.1.1.weight"))
     assert "replay no. No tape knows this tensor" in told
     assert "def reset_parameters" not in told
-    assert told.endswith("Next: model = metaviz.build(type(model), ...)")
+    assert told.endswith("Next: model = metaviz.build(type(model), *args)")
     assert "reset perhaps with other values: Linear" in flat(tree(model).explain("blocks.0.0.weight"))
     doubtful = flat(tree(model).explain("blocks.0.0"))
     assert "by reset. Whether they come out as in an ordinary build is not known" in doubtful

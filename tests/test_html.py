@@ -181,7 +181,7 @@ def test_doubt_about_reset_is_said_and_its_next_step_is_code():
     page = html(tree(model))
     assert (
         '<div><span class="mv-partial">?</span> 2 by reset; whether as in an ordinary build, only a tape tells. '
-        "Next: <code>model = metaviz.build(type(model), ...)</code></div>"
+        "Next: <code>model = metaviz.build(type(model), *args)</code></div>"
     ) in page
     assert "only a tape tells" not in html(tree(nn.Linear(2, 2, device=META)))
 

@@ -56,12 +56,12 @@ def message(error: type[BaseException], act) -> str:
     return text
 
 
-def run(text: str, code: str, instead_of_dots: str = "", **names) -> dict:
+def run(text: str, code: str, arguments: str = "", **names) -> dict:
     """Run ``code``, which must be part of the message, as a user who copies it would."""
     assert code in text
     names = {"metaviz": metaviz, "torch": torch, **names}
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(code.replace("...", instead_of_dots), names)
+        exec(code.replace("...", arguments).replace("*args", arguments), names)
     return names
 
 
@@ -119,9 +119,9 @@ def test_a_model_that_metaviz_did_not_build():
     text = message(CannotMaterialize, lambda: metaviz.materialize(model))
     assert text == (
         "Cannot materialize 1 of 1 chosen tensors: scale. scale: Scales has no reset_parameters, and no "
-        "tape knows the tensor. Next: model = metaviz.build(type(model), ...)"
+        "tape knows the tensor. Next: model = metaviz.build(type(model), *args)"
     )
-    model = run(text, "model = metaviz.build(type(model), ...)", "2", model=model)["model"]
+    model = run(text, "model = metaviz.build(type(model), *args)", "2", model=model)["model"]
     assert len(metaviz.materialize(model).tensors) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_metaviz_did_not_build_and_replay_is_asked_for():
     assert text == (
         "Cannot materialize 2 of 2 chosen tensors: weight, bias. weight: No tape knows this tensor: it "
         "was put on meta "
-        "outside of metaviz.build, or replaced after the build. Next: model = metaviz.build(type(model), ...)"
+        "outside of metaviz.build, or replaced after the build. Next: model = metaviz.build(type(model), *args)"
     )
 
 

@@ -131,3 +131,11 @@ def test_wrappers_and_schedulers_stand_for_their_optimizer(needs):
     for wrapper in wrappers:
         assert kinds(model, optimizers=wrapper) == [("optimizer", ("weight", "bias"))]
     assert kinds(model, optimizers=[plain, *wrappers]) == [("optimizer", ("weight", "bias"))]
+
+
+def test_a_search_does_not_blame_an_optimizer_of_another_model_of_the_same_shapes():
+    model, other = (metaviz.build(nn.Linear, 37, 13) for _ in range(2))
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    assert findings(model, search=True) == ()
+    assert kinds(other, search=True) == [("optimizer", ("weight", "bias"))]
+    del optimizer

@@ -340,3 +340,45 @@ def test_tensors_without_elements_need_no_method():
     assert metaviz.tree(model).row.mark == "ready"
     metaviz.materialize(model)
     assert (model[0].device.type, model[0].shape) == ("cpu", (0, 3))
+
+
+def test_a_method_that_decides_by_what_it_draws_is_not_said_to_do_always_the_same():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(64))
+            self.reset_parameters()
+
+        def reset_parameters(self):
+            nn.init.normal_(self.weight)
+            if self.weight.sum() > 0:
+                nn.init.zeros_(self.weight)
+
+    model = metaviz.build(Picky)
+    verdict = metaviz.tree(model).verdict("weight", "reset")
+    assert (verdict.can, verdict.faithful) == (True, None)
+    assert verdict.reason.endswith("; or something else, as it decides by a value that it draws")
+    seen = set()
+    for number in range(8):
+        torch.manual_seed(number)
+        drawn = torch.empty(64).normal_()
+        torch.manual_seed(number)
+        metaviz.materialize(model, source="reset")
+        assert torch.equal(model.weight, torch.zeros(64) if drawn.sum() > 0 else drawn)
+        seen.add(bool(drawn.sum() > 0))
+        metaviz.unload(model, force=True)
+    assert seen == {True, False}
+
+
+def test_a_lazy_neighbour_is_no_obstacle():
+    model = metaviz.build(lambda: nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3)))
+    report = metaviz.materialize(model, source="reset")
+    assert [tensor.path for tensor in report.tensors] == ["0.weight", "0.bias"]
+    assert report.lazy == ("1.weight", "1.bias")
+
+
+def test_a_model_that_reset_has_filled_can_be_looked_at():
+    model = nn.Linear(4, 4, device="meta")
+    metaviz.materialize(model)
+    assert metaviz.findings(model) == ()
+    assert not metaviz.tree(model).trouble()

@@ -236,13 +236,13 @@ def test_a_tensor_that_no_tape_knows_is_blocked_and_told_how_to_be_built(make):
     assert plan.blocked == dict.fromkeys(
         ["weight", "bias"],
         "Plain has no reset_parameters, and no tape knows the tensor. "
-        "Next: model = metaviz.build(type(model), ...)",
+        "Next: model = metaviz.build(type(model), *args)",
     )
     replayed = metaviz.plan(make(), source="replay").blocked
     assert list(replayed) == ["weight", "bias"]
     for reason in replayed.values():
         assert reason.startswith("No tape knows this tensor: it was put on meta outside of metaviz.build, ")
-        assert reason.endswith(" Next: model = metaviz.build(type(model), ...)")
+        assert reason.endswith(" Next: model = metaviz.build(type(model), *args)")
 
 
 def test_a_parameter_given_another_shape_after_the_build_is_not_taken_for_the_old_one():

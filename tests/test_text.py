@@ -212,7 +212,7 @@ def test_a_model_without_a_tape_says_that_reset_may_give_other_values():
         "7 tensors: ○ 6 ready  ✗ 1 blocked",
         "✗ own: Holder has no reset_parameters, and no tape knows the tensor",
         "? 6 by reset; whether as in an ordinary build, only a tape tells",
-        "  Next: model = metaviz.build(type(model), ...)",
+        "  Next: model = metaviz.build(type(model), *args)",
     ]
     # The layers alone are in classes of torch only, but a part of a model that is none.
     assert footer(model.layers)[1:] == [

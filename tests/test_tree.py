@@ -466,7 +466,7 @@ def test_a_model_that_was_not_recorded_is_ready_by_reset_or_blocked_with_the_way
     )
     assert shown["own"].row.reason == (
         "Holder has no reset_parameters, and no tape knows the tensor. "
-        "Next: model = metaviz.build(type(model), ...)"
+        "Next: model = metaviz.build(type(model), *args)"
     )
 
 

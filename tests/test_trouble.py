@@ -48,7 +48,7 @@ def test_three_or_three_thousand_tensors_of_one_cause_are_one_entry():
         assert first.reason == "Norm has no reset_parameters, and no tape knows the tensor"
         assert (first.modules, len(first.paths)) == (depth, depth)
         assert first.paths[-1] == f"blocks.{depth - 1}.1.weight"
-        assert first.fix == "model = metaviz.build(type(model), ...)"
+        assert first.fix == "model = metaviz.build(type(model), *args)"
 
 
 def test_text_of_the_trouble_of_a_model_without_a_tape(golden):

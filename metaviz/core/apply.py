@@ -84,7 +84,7 @@ def materialize(
         )
     with _alone(), plain_torch():
         work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
-        check(work.plan, blocked)
+        check(work.plan, blocked, source)
         try:
             changes = _carry_out(work, rng, progress or (lambda *_: None))
             if work.program is not None and rng == "eager":

@@ -243,8 +243,7 @@ def _tied(look: Look, recoverable: set[int]) -> Iterator[Finding]:
     groups = [places for key, places in look.ties.items() if key in look.empty and key not in recoverable]
     if groups:
         named = some(" = ".join(paths_of(places)) for places in groups)
-        one, other = groups[0][:2]
-        together = ", ".join(_submodule(place) for place in (one, other))
+        together = ", ".join(dict.fromkeys(map(_submodule, groups[0])))
         yield Finding(
             "tied",
             paths_of(places[0] for places in groups),

@@ -15,6 +15,29 @@ from metaviz.core.verdict import Verdict, together
 from metaviz.errors import UnknownPath
 
 
+def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) -> dict[str, Verdict]:
+    """The verdicts on the tensors at and below a row, by their paths, ties too.
+
+    Raises:
+        UnknownPath: The model has nothing at one of the rows any more.
+        ValueError: There is no such source.
+    """
+    _check(source)
+    asked, known, found = Sources(model), {}, {}
+    for each in range(row, columns.ends[row]):
+        if columns.forms[each].facts is not None:
+            tensor, slot = tensor_at(model, columns, each)
+            if id(tensor) not in known:
+                known[id(tensor)] = asked.verdict(tensor, slot, source)
+            found[columns.path(each)] = known[id(tensor)]
+    return found
+
+
+def _check(source: str) -> None:
+    if source not in SOURCES:
+        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+
+
 def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Verdict:
     """The verdict on a row of the tree of a model, as the model is now.
 
@@ -22,8 +45,7 @@ def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Ver
         UnknownPath: The model has nothing at that row any more.
         ValueError: There is no such source.
     """
-    if source not in SOURCES:
-        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+    _check(source)
     asked = Sources(model)
     if columns.forms[row].kind != "module":
         if row in columns.troubles:

@@ -52,7 +52,7 @@ def casts_since(look: Look) -> list[Cast]:
     found = []
     for place in look.real.values():
         then = was(place.slot.tensor)
-        source = then and then.tag.source
+        source = then.tag.source if then is not None and then.tag is not None else None
         if source and source.dtype != place.slot.tensor.dtype:
             found.append(Cast(place, then.tag.tape, source))
     return found
@@ -62,7 +62,7 @@ def _finding(words: Callable, before: torch.dtype, after: torch.dtype, casts: li
     was_, now = (str(dtype).removeprefix("torch.") for dtype in (before, after))
     paths = paths_of(cast.place for cast in casts)
     fix = (
-        "model = metaviz.build(type(model), ...)\n"
+        "model = metaviz.build(type(model), *args)\n"
         f"for p in model.parameters(): p.data = p.data.to({after})  # the parameters, and no buffer"
     )
     return Finding("cast", paths, words(f"from {was_} to {now}", casts), None if words is _plain else fix)

@@ -52,12 +52,14 @@ class Columns:
         troubles: Row → why it could not be looked at.
         fixes: Row → what to add to its form's tally so that every storage counts once.
         prediction: What Lightning would do, once it has been asked for.
+        called: What the user calls the model, for code to paste.
         source: Which source was asked about the meta tensors; `"auto"` for the best of all.
     """
 
     def __init__(self):
         self.source = "auto"
         self.prediction: Any = None
+        self.called = "model"
         self.names: list[str] = []
         self.parents: list[int] = []
         self.ends: list[int] = []

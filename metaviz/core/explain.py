@@ -14,7 +14,7 @@ from metaviz.core.initcode import reset_method
 from metaviz.core.methods import lookup
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import modules
-from metaviz.core.reasons import fact, step
+from metaviz.core.reasons import as_called, fact, step
 from metaviz.core.sources import SOURCES, Slot, Sources
 from metaviz.core.units import format_bytes, format_exact, plural
 from metaviz.core.verdict import Verdict, together
@@ -81,11 +81,19 @@ def explain(tree: Any) -> Explained:
     """
     columns, row = tree.columns, tree.root
     about, then, tally = _about(columns, row), step(columns, row), columns.tally(row)
+    then = then and as_called(columns, then)
     pointer = row in columns.troubles or columns.links.get(row, ("",))[0] in ("shared", "cycle")
     model = None if pointer or tally.real == tally.tensors else _model(tree)
     if model is None:
         return Explained(f"{about} {_why(columns, row)}", (), then, ())
     asked = _Asked(model, columns, row)
+    if asked.is_done:
+        return Explained(
+            f"{about} It holds values by now: this tree shows it as it was before",
+            (),
+            as_called(columns, _AGAIN),
+            (),
+        )
     what, first = columns.links.get(row, ("", row))
     path = columns.path(first if what == "tie" else row)
     answers = (*asked.answers(), Answer("Lightning", tree.lightning.words(path)))
@@ -110,6 +118,11 @@ class _Asked:
         self._below = [
             (tensor, slot) for tensor, slot in below if self._verdict(tensor, slot, "auto").kind != "real"
         ]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it has been given values since the tree was made."""
+        return not self._below
 
     def _verdict(self, tensor: Any, slot: Slot, source: str) -> Verdict:
         return self._sources.verdict(tensor, slot, source)
@@ -177,9 +190,20 @@ def _method(module: nn.Module) -> str:
             if tensor is not None:
                 origin = origin_of(tensor, module, name) if tensor.device.type == "meta" else None
                 entries.append((name, origin and origin.tape, origin and origin.window, kind))
-    return reset_method(type(module).__name__, entries).rstrip()
+    cls = type(module)
+    code = reset_method(cls.__name__, entries).rstrip()
+    home = module_of(cls)
+    # A class of the notebook is at hand, one made in a function nowhere.
+    if home == "__main__" or cls.__qualname__ != cls.__name__ or not _is_dotted(home):
+        return code
+    return f"from {home} import {cls.__name__}\n\n{code}"
 
 
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+_AGAIN = "tree = metaviz.tree(model)"
 _DOUBT = ". Whether they come out as in an ordinary build is not known"
 
 

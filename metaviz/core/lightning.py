@@ -19,7 +19,7 @@ from metaviz.core.reset import Resets
 from metaviz.core.units import plural
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Outcome:
     """What one recipe does with a model. Names are paths, in the order of the model.
 
@@ -138,6 +138,8 @@ class Outcome:
             lines.append(f"  It warns of: {', '.join(self.warns)}")
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 _SAID = {
     "uninitialized": "leaves it uninitialized",
@@ -159,7 +161,7 @@ _TITLES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """What Lightning would do with a model.
 
@@ -188,6 +190,8 @@ class Prediction:
 
     def __str__(self) -> str:
         return f"{self.fsdp}\n{self.torch_fsdp}\n{self.model_parallel}"
+
+    __repr__ = __str__
 
 
 def predict(model: nn.Module, resets: Resets | None = None) -> Prediction:

@@ -64,7 +64,9 @@ def _judge(look: Look, held: _Held, trained: set[int], given: bool) -> Iterator[
     if len(strangers) < len(held.tensors):
         yield from _on_meta(look, held)
         yield from _state_on_meta(look, held)
-    elif not given and (len(replaced) < len(strangers) or not all(map(is_empty, strangers))):
+    elif not given and (
+        len(replaced) < len(strangers) or not all(map(is_empty, strangers)) or _of_others(strangers)
+    ):
         return
     if replaced:
         yield Finding(
@@ -84,6 +86,13 @@ def _judge(look: Look, held: _Held, trained: set[int], given: bool) -> Iterator[
         )
 
 
+def _of_others(tensors: list[torch.Tensor]) -> bool:
+    """Whether some of the tensors belong to another model that lives."""
+    ids = set(map(id, tensors))
+    spaces = (object.__getattribute__(module, "__dict__") for module in living(torch.nn.Module))
+    return any(not ids.isdisjoint(map(id, (space.get("_parameters") or {}).values())) for space in spaces)
+
+
 def _on_meta(look: Look, held: _Held) -> Iterator[Finding]:
     paths = paths_of(look.empty[id(tensor)] for tensor in held.tensors if id(tensor) in look.empty)
     if paths:
@@ -92,8 +101,8 @@ def _on_meta(look: Look, held: _Held) -> Iterator[Finding]:
             paths,
             f"{held.name} holds {plural(len(held.tensors), 'tensor')}, of which {len(paths):,} "
             f"{'is' if len(paths) == 1 else 'are'} on meta: step() runs without an error and trains nothing there. "
-            "metaviz.materialize keeps the Parameter objects, and the optimizer is good then; to_empty makes new "
-            "ones, and the optimizer has to be made again.",
+            "metaviz.materialize keeps the Parameter objects, save those that its report lists as new, and the "
+            "optimizer is good then; to_empty makes new ones, and the optimizer has to be made again.",
             f'metaviz.materialize(model, device="cpu")  # or: model.to_empty(device="cpu"); {_AGAIN}',
         )
 

@@ -201,12 +201,13 @@ def prepare(
     return Work(described, found, lazy, by_tensor, wanted, choice.program)
 
 
-def check(described: Plan, blocked: str = "error") -> None:
+def check(described: Plan, blocked: str = "error", source: str = "auto") -> None:
     """Refuse a plan that cannot be carried out.
 
     Args:
         described: The plan.
         blocked: ``"error"`` refuses a plan with blocked tensors, ``"skip"`` leaves them on meta.
+        source: What was asked for, so that the advice asks for it, too.
 
     Raises:
         CannotMaterialize: Some chosen tensors are blocked.
@@ -218,8 +219,9 @@ def check(described: Plan, blocked: str = "error") -> None:
         count = len(described.blocked)
         total = count + len(described.tensors)
         path, reason = next(iter(described.blocked.items()))
+        asked = "" if source == "auto" else f"source={source!r}, "
         rest = (
-            "To fill only the rest: metaviz.materialize(model, paths, blocked='skip'). "
+            f"To fill only the rest: metaviz.materialize(model, paths, {asked}blocked='skip'). "
             if described.tensors
             else ""
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
@@ -51,6 +52,15 @@ def step(columns: Columns, row: int) -> str | None:
     if mark == "partial":
         return f"metaviz.tree(model).explain({quoted(columns.path(first))})"
     return columns.answers[first].fix if first in columns.answers else None
+
+
+# Not in quotes, where it is a path, and not a part of another name.
+_MODEL = re.compile(r"""(?<![\w."'])model(?![\w"'])""")
+
+
+def as_called(columns: Columns, code: str) -> str:
+    """Code to paste, with the model as the user calls it."""
+    return code if columns.called == "model" else _MODEL.sub(lambda _: columns.called, code)
 
 
 def quoted(path: str) -> str:

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from metaviz.core.loads import loaded
 from metaviz.core.measure import measure, unfillable
 from metaviz.core.offload import offloaded
 from metaviz.core.origin import Origin, edited, origin_of
+from metaviz.core.paths import modules
 from metaviz.core.provenance import said
 from metaviz.core.reasons import quoted
 from metaviz.core.reset import Resets, Step
@@ -123,7 +125,8 @@ class Sources:
         """How many storages of the model hold a copy of what one random op of a tape drew."""
         found: dict[tuple, tuple] = {}
         for module, name, tensor, _ in _registered(self.model):
-            origin = origin_of(tensor, module, name) if tensor.device.type == "meta" else None
+            empty = not is_lazy(tensor) and tensor.device.type == "meta"
+            origin = origin_of(tensor, module, name) if empty else None
             drawn = origin and root(origin.tape, origin.window)
             if drawn:
                 found[id(origin.tape), origin.window.storage] = id(origin.tape), drawn[0]
@@ -158,6 +161,8 @@ class Sources:
         if origin is None or writers[-1] is not last:
             return Verdict(True, None, f"{what}{notes}", None, "reset", last.way)
         faithful, difference = self._compared(origin, last)
+        if last.trial.decides and faithful:
+            faithful, difference = None, ""
         fix = None if faithful is not False else self._instead(tensor, slot)
         return Verdict(True, faithful, f"{what}{notes}{difference}", fix, "reset", last.way)
 
@@ -189,9 +194,12 @@ class Sources:
     def _instead(self, tensor: torch.Tensor, slot: Slot) -> str:
         """The code that gives right values where reset does not."""
         path = self.path(slot)
-        if replay_verdict(tensor, *slot).can:
+        replayed = replay_verdict(tensor, *slot)
+        if replayed.kind == "uninitialized":
+            return replayed.fix
+        if replayed.can:
             return f'metaviz.materialize(model, {quoted(path)}, source="replay")'
-        return "model = metaviz.build(type(model), ...)"
+        return "model = metaviz.build(type(model), *args)"
 
     def path(self, slot: Slot) -> str:
         """The path of a slot."""
@@ -209,7 +217,7 @@ _OFFLOADED = Verdict(
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, str]]:
-    for module in model.modules():
+    for module in {id(module): module for _, module in modules(model)}.values():
         space = object.__getattribute__(module, "__dict__")
         for group, kind in (("_parameters", "parameter"), ("_buffers", "buffer")):
             for name, tensor in (space.get(group) or {}).items():
@@ -251,7 +259,7 @@ _UNKNOWN = Verdict(
     False,
     None,
     "No tape knows this tensor: it was put on meta outside of metaviz.build, or replaced after the build.",
-    "model = metaviz.build(type(model), ...)",
+    "model = metaviz.build(type(model), *args)",
     kind="unknown",
 )
 
@@ -292,6 +300,8 @@ def _refused(kind: str, reason: str, fix: str | None = None) -> Verdict:
 
 def _notes(step: Step) -> Iterator[str]:
     """What a method needs, or does besides."""
+    if step.trial.decides:
+        yield "or something else, as it decides by a value that it draws"
     if step.trial.needs_no_grad:
         yield "it needs torch.no_grad() around it"
     if step.write.fresh:

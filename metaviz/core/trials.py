@@ -31,6 +31,8 @@ class TrialRecorder(Recorder):
         super().__init__(tape, VALUE_LIMIT)
         self._outside = outside
         self.problem: tuple[str, str] | None = None
+        # Whether code has asked for a value that it has drawn, and may do something else the next time.
+        self.decides = False
 
     def run(self, func: Any, kind: Any, args: tuple, kwargs: dict) -> Any:
         """Do one aten op, unless it writes to what has no stand-in."""
@@ -61,4 +63,6 @@ class StrictRecorder(TrialRecorder):
             window = window_of(tensor)
             if self.tape.unwritten(window) or first_unread(self.tape, window):
                 self._stop("reads", "a value that nothing has written", UnreadValue)
+            ops = (self.tape.ops[k] for k in self.tape.slice([window.storage]))
+            self.decides = self.decides or any(op.draw for op in ops)
         return super().value(tensor, reader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from metaviz.core.around import findings
+from metaviz.core.around import Finding, findings
 from metaviz.core.asking import tensor_at
 from metaviz.core.causes import Trouble, by_cause, replayed, untold, wrong
 from metaviz.core.lightning import Outcome
@@ -32,7 +32,7 @@ def troubles(tree: Any, *, search: bool = False) -> tuple[Trouble, ...]:
     around = [
         Trouble(found.kind, found.reason, found.paths, found.fix)
         for found in findings(tree.model, search=search)
-        if _concerns(tree.path, found.paths)
+        if _concerns(tree.path, found.paths) and not _is_note(found)
     ]
     said = {path for entry in around if entry.kind in _SAID_ELSEWHERE for path in entry.paths}
     stuck = by_cause(columns, "blocked", blocked(columns, root))
@@ -43,6 +43,11 @@ def troubles(tree: Any, *, search: bool = False) -> tuple[Trouble, ...]:
         *around,
         *_lightning(tree),
     )
+
+
+def _is_note(found: Finding) -> bool:
+    """Whether a finding is good to know and nothing to mend: ties, and a cast that all parameters took part in."""
+    return found.kind == "tied" or (found.kind == "cast" and found.fix is None)
 
 
 def _untold(tree: Any) -> Iterator[Trouble]:
@@ -61,7 +66,7 @@ def _untold(tree: Any) -> Iterator[Trouble]:
             "Reset runs the init methods that the model has. Whether its constructors give other values, only a "
             "tape can tell",
             tuple(map(columns.path, others)),
-            "model = metaviz.build(type(model), ...)",
+            "model = metaviz.build(type(model), *args)",
         )
 
 

@@ -70,6 +70,7 @@ class Trial:
         deletes: Slots that are gone afterwards, as in `writes`.
         bare: Whether it makes a tensor on the default device, whatever that is.
         after_children: Whether it works with what its children's own methods have written before it.
+        decides: Whether it decides by a value that it draws: what it did here, it may not do the next time.
         notes: What else there is to say: files that it reads.
     """
 
@@ -82,6 +83,7 @@ class Trial:
     deletes: tuple[tuple[str, str], ...] = ()
     bare: bool = False
     after_children: bool = False
+    decides: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -129,7 +131,10 @@ def _trial(call: Call, before: list[Call], outside: Callable, grad: bool) -> Tri
     if state != "ran":
         return Trial(cls, call.method, state, detail, error, notes=notes)
     writes, deletes = outcome.value
-    return Trial(cls, call.method, state, "", error, writes, deletes, run.is_bare, notes=notes)
+    decides = run.decides
+    return Trial(
+        cls, call.method, state, "", error, writes, deletes, run.is_bare, decides=decides, notes=notes
+    )
 
 
 class Run:
@@ -191,6 +196,11 @@ class Run:
     def is_bare(self) -> bool:
         """Whether a tensor was made without saying on which device."""
         return self._recorder is not None and self._recorder.is_bare
+
+    @property
+    def decides(self) -> bool:
+        """Whether a method has asked for a value that it has drawn."""
+        return self._recorder is not None and self._recorder.decides
 
     def state(self, outcome: Outcome) -> tuple[str, str]:
         """The state of the trial, and its detail."""

@@ -84,8 +84,9 @@ class MetavizMagics(Magics):
         """
         options = arguments.read(self.meta_tree, line)
         model = names.resolve(self.shell.user_ns, options.model)
-        with arguments.one_line_errors():
+        with arguments.one_line_errors(options.model):
             seen = metaviz.tree(model, source=options.source)[options.path]
+            seen.columns.called = options.model
             if options.blocked or options.search:
                 return seen.trouble(search=options.search)
         return seen if options.depth is None else built.Opened(seen, options.depth)
@@ -115,7 +116,7 @@ class MetavizMagics(Magics):
         options = arguments.read(self.meta_materialize, line)
         model, paths = names.resolve(self.shell.user_ns, options.model), options.path or ""
         same = {name: getattr(options, name) for name in ("device", "source", "rng", "dtype")}
-        with arguments.one_line_errors():
+        with arguments.one_line_errors(options.model):
             if options.dry_run:
                 return metaviz.plan(model, paths, **same)
             blocked = "skip" if options.skip_blocked else "error"
@@ -136,7 +137,7 @@ class MetavizMagics(Magics):
         """
         options = arguments.read(self.meta_unload, line)
         model = names.resolve(self.shell.user_ns, options.model)
-        with arguments.one_line_errors():
+        with arguments.one_line_errors(options.model):
             return metaviz.unload(model, options.path or "", force=options.force)
 
     @no_var_expand

@@ -43,13 +43,21 @@ def read(magic: Callable, line: str) -> argparse.Namespace:
         raise UsageError(f"{error}. What can be given: %{name}?") from None
 
 
+# In prose, `model` is a word and a part of paths: only as an argument, or right after "Next:", is it a name.
+_NAMED = re.compile(r"(?<=\()model(?=[,).])|(?<=Next: )model(?=\b)")
+
+
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Show what metaviz refuses as one line: the traceback would only lead through the magic."""
+def one_line_errors(called: str = "model") -> Iterator[None]:
+    """Show what metaviz refuses as one line: the traceback would only lead through the magic.
+
+    Args:
+        called: What the user calls the model, for the code in the message.
+    """
     try:
         yield
     except MetavizError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(_NAMED.sub(lambda _: called, str(error))) from None
 
 
 def size(text: str) -> int:

@@ -81,6 +81,7 @@ def report(meter: Meter, trees: bool = True) -> Iterator[str | ModuleTree]:
     if not seen:
         yield f"Recorded {meter.cost}. No name holds a new model: bind it in the cell, as in model = Net()"
     for name, each in seen[:_LINES]:
+        each.columns.called = name
         line, cost = f"{name}: {describe(each)}", f"built {meter.cost}"
         between = ", " if len(line) + len(cost) < _WIDTH else "\n"
         yield line + between + cost if len(seen) == 1 else line

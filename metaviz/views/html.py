@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html import escape
 
 from metaviz.core.fold import Branch, hidden, outline, worth_opening
-from metaviz.core.reasons import quoted
+from metaviz.core.reasons import as_called, quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
 from metaviz.views.lines import (
@@ -158,9 +158,14 @@ def _branches(tree: ModuleTree, top: Branch, seen: set[int]) -> Iterator[str]:
         path = clean(quoted(tree.columns.path(branch.row)), TITLE)
         if branch.branches is None:
             more = plural(tree.columns.ends[branch.row] - branch.row - 1, "row")
-            todo.append(_more(f"… {more} inside:", f"metaviz.tree(model)[{path}]"))
+            todo.append(_more(f"… {more} inside:", f"metaviz.tree({tree.columns.called})[{path}]"))
         elif branch.missing:
-            todo.append(_more(f"… {format_exact(branch.missing)} more:", f"metaviz.tree(model)[{path}].rows"))
+            todo.append(
+                _more(
+                    f"… {format_exact(branch.missing)} more:",
+                    f"metaviz.tree({tree.columns.called})[{path}].rows",
+                )
+            )
         todo += reversed(branch.branches or [])
 
 
@@ -224,11 +229,11 @@ def _footer(tree: ModuleTree, top: Branch) -> Iterator[str]:
         tensors = plural(sum(tree.totals.marks.values()), "tensor")
         yield f"<div>{tensors}: {' · '.join(counts)}</div>"
     for mark, names, reason, step in obstacles(tree):
-        code = f". Next: <code>{escape(step)}</code>" if step else ""
+        code = f". Next: <code>{escape(as_called(tree.columns, step))}</code>" if step else ""
         about = (f"<code>{escape(names)}</code> " if names else "") + escape(reason)
         hue_of = "blocked" if mark == "blocked" else "partial"
         yield f'<div><span class="mv-{hue_of}">{(SYMBOLS | DOUBTS)[mark]}</span> {about}{code}</div>'
     step = next_step(tree, top)
     if step:
-        yield f"<div>Next: <code>{escape(clean(step, 1000))}</code></div>"
+        yield f"<div>Next: <code>{escape(clean(as_called(tree.columns, step), 1000))}</code></div>"
     yield "</div>"

@@ -231,7 +231,7 @@ def _doubts(tree: ModuleTree) -> Iterator[Obstacle]:
         model = None
     if untold := list(causes.untold(columns, root, model)):
         reason = f"{_by_reset(untold)}; whether as in an ordinary build, only a tape tells"
-        step = "model = metaviz.build(type(model), ...)"
+        step = "model = metaviz.build(type(model), *args)"
         if columns.source != "auto":
             reason, step = f"{_by_reset(untold)}; not known whether as in an ordinary build", _trouble(tree)
         yield Obstacle("untold", "", reason, step)

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from metaviz.core.fold import Branch, hidden, outline
-from metaviz.core.reasons import quoted
+from metaviz.core.reasons import as_called, quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
 from metaviz.views.lines import DOUBTS, SYMBOLS, clean, describe, marks, next_step, obstacles, summary
@@ -104,14 +104,14 @@ def _footer(tree: ModuleTree, top: Branch, closed: Branch | None) -> list[str]:
     for mark, names, reason, step in obstacles(tree):
         about = f"{(SYMBOLS | DOUBTS)[mark]} {names}{': ' if names else ''}{reason}"
         lines += textwrap.wrap(about, WIDTH, subsequent_indent=GAP, break_on_hyphens=False)
-        lines += [f"{GAP}Next: {step}"] if step else []
+        lines += [f"{GAP}Next: {as_called(tree.columns, step)}"] if step else []
     if closed is not None:
         lines.append(
-            f"… more inside: metaviz.tree(model)[{clean(quoted(tree.columns.path(closed.row)), 1000)}]"
+            f"… more inside: metaviz.tree({tree.columns.called})[{clean(quoted(tree.columns.path(closed.row)), 1000)}]"
         )
     step = next_step(tree, top)
     if step:
-        lines.append(f"Next: {clean(step, 1000)}")
+        lines.append(f"Next: {clean(as_called(tree.columns, step), 1000)}")
     return lines
 
 

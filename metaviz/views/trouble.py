@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from metaviz.core.causes import Trouble
+from metaviz.core.reasons import as_called
 from metaviz.core.tree import ModuleTree
 from metaviz.core.trouble import troubles
 from metaviz.core.units import plural
@@ -49,7 +50,8 @@ class TroubleReport:
             lines += ["", *_wrapped(f"{symbol} {_reason(entry)}")]
             where = _where(entry)
             lines += _wrapped(f"  {where}") if where else []
-            lines += [f"  Next: {clean(entry.fix, LIMIT)}"] if entry.fix else []
+            steps = [clean(line, LIMIT) for line in (entry.fix or "").splitlines()]
+            lines += [f"  {'Next: ' if line is steps[0] else ' ' * 6}{line}" for line in steps]
         lines += ["", self._more] if self._more else []
         return "\n".join(lines)
 
@@ -77,7 +79,10 @@ def trouble(tree: ModuleTree, *, search: bool = False) -> TroubleReport:
     Raises:
         UnknownPath: The model is gone.
     """
-    entries = troubles(tree, search=search)
+    entries = tuple(
+        entry._replace(fix=entry.fix and as_called(tree.columns, entry.fix))
+        for entry in troubles(tree, search=search)
+    )
     name = clean(tree.path or tree.row.cls)
     marks = tree.totals.marks
     if not entries:
