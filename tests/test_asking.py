@@ -113,3 +113,18 @@ def test_a_tensor_that_cannot_be_looked_at_has_a_verdict():
     verdict = tree.verdict("odd")
     assert not verdict.can
     assert verdict.reason
+
+
+def test_the_verdicts_on_all_tensors_are_those_on_each():
+    model = metaviz.build(
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+    )
+    model[1][0].weight = model[0].weight
+    tree = metaviz.tree(model)
+    for source in ("auto", "replay", "reset"):
+        verdicts = tree.verdicts(source)
+        assert list(verdicts) == [row.path for row in tree.tensors]
+        assert verdicts == {path: tree.verdict(path, source) for path in verdicts}
+    assert list(tree["1"].verdicts()) == ["1.0.weight", "1.0.bias"]
+    with pytest.raises(ValueError, match="source='chance' is not one of 'auto', 'replay', 'reset'"):
+        tree.verdicts("chance")

@@ -96,3 +96,42 @@ def test_a_wide_tensor_does_not_fit_by_reset_either():
     plan = metaviz.plan(model, source="reset")
     assert not plan.fits
     assert plan.nbytes == (10**12 + 10**6) * 4
+
+
+LAYOUTS = {
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
+    "a part": lambda: torch.arange(15.0).reshape(5, 3)[1:],
+    "expanded": lambda: torch.ones(1).expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_memory_that_a_method_lays_out_in_another_way_is_read_in_that_way(make):
+    class Swaps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 3))
+
+        def reset_parameters(self):
+            self.weight.data = make()
+
+    model = metaviz.build(Swaps)
+    metaviz.materialize(model, source="reset")
+    assert torch.equal(model.weight, make())
+    assert model.weight.is_contiguous()
+    assert model.weight.untyped_storage().nbytes() == 48
+
+
+def test_two_parts_of_one_new_memory_stay_two():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+
+        def reset_parameters(self):
+            both = torch.arange(8.0)
+            self.a.data, self.b.data = both[:4], both[4:]
+
+    model = metaviz.build(Halves)
+    metaviz.materialize(model, source="reset")
+    assert torch.equal(torch.cat([model.a, model.b]), torch.arange(8.0))

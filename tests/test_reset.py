@@ -317,7 +317,7 @@ def test_values_that_reset_drew_are_not_thrown_away_unasked():
     model = metaviz.build(nn.Linear, 3, 3)
     metaviz.materialize(model, source="reset")
     drawn = model.weight.clone()
-    with pytest.raises(WouldLoseValues, match="reset drew its values, and would draw others"):
+    with pytest.raises(WouldLoseValues, match="reset gave it its values, and may give it others"):
         metaviz.unload(model)
     assert torch.equal(model.weight, drawn)
     metaviz.unload(model, force=True)
@@ -382,3 +382,88 @@ def test_a_model_that_reset_has_filled_can_be_looked_at():
     metaviz.materialize(model)
     assert metaviz.findings(model) == ()
     assert not metaviz.tree(model).trouble()
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: random.random(), lambda: float(np.random.rand())], ids=["python", "numpy"]
+)
+def test_draws_from_other_generators_are_not_taken_for_constants(draw):
+    class Chancy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3))
+            self.reset_parameters()
+
+        def reset_parameters(self):
+            nn.init.constant_(self.weight, draw())
+
+    model = metaviz.build(lambda: nn.Sequential(Chancy(), Chancy()))
+    verdict = metaviz.tree(model).verdict("0.weight", "reset")
+    assert (verdict.can, verdict.faithful) == (True, None)
+    assert verdict.reason.endswith("; it draws from other generators than torch's, of which no tape knows")
+    state = random.getstate(), np.random.get_state()
+    for rng in ("eager", "device"):
+        metaviz.materialize(model, source="reset", rng=rng)
+        first = model[0].weight.tolist(), model[1].weight.tolist()
+        metaviz.unload(model, force=True)
+        metaviz.materialize(model, source="reset", rng=rng)
+        assert len({*first[0], *first[1], *model[0].weight.tolist(), *model[1].weight.tolist()}) == 4
+        metaviz.unload(model, force=True)
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+
+
+def test_keyed_values_are_the_same_whatever_is_real_already():
+    def filled(*order: str) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to("meta")
+        for paths in order:
+            metaviz.materialize(model, paths, source="reset", rng="keyed")
+        return [tensor.detach().clone() for tensor in model.parameters()]
+
+    assert all(map(torch.equal, filled(""), filled("1.bias", "1", "0")))
+
+
+def test_one_draw_that_several_tensors_have_a_part_of_is_not_drawn_anew_faithfully():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+            with torch.no_grad():
+                self.b.weight.copy_(self.a.weight.t())
+
+    model = metaviz.build(Shared)
+    verdicts = metaviz.tree(model).verdicts("reset")
+    assert [verdict.faithful for verdict in verdicts.values()] == [False, False, True]
+
+
+def test_an_error_whose_message_raises_is_a_row_all_the_same():
+    class Mean(Exception):
+        def __str__(self):
+            raise RuntimeError("no message")
+
+    class Rude(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(2, device="meta"))
+
+        def reset_parameters(self):
+            raise Mean
+
+    tree = metaviz.tree(Rude())
+    assert tree.verdict("weight", "reset").kind == "raises"
+    assert "Mean" in tree.lightning.fsdp.error
+    assert "its message cannot be read (RuntimeError)" in str(tree.trouble())
+
+
+def test_a_module_that_was_never_begun_blocks_no_other_one():
+    class Unborn(nn.Module):
+        def __init__(self):
+            pass
+
+    model = nn.Sequential(nn.Linear(2, 2, device="meta"))
+    model._modules["unborn"] = Unborn()
+    metaviz.materialize(model, "0")
+    assert not model[0].weight.is_meta
+    assert metaviz.findings(model) == ()
+    assert "never called super().__init__()" in str(metaviz.tree(model).trouble())

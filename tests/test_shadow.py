@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import sys
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 
 import numpy as np
@@ -315,3 +317,65 @@ def test_what_has_no_plain_memory_stands_for_itself():
     module.register_buffer("sparse", sparse)
     assert not is_plain(sparse)
     assert Shadows(Tape()).of(module).sparse is sparse
+
+
+class Helper:
+    def __init__(self, module):
+        self.module = module
+
+    def init(self):
+        self.module.weight = nn.Parameter(torch.zeros(2))
+
+
+def by_an_object(module):
+    module.helper = Helper(module)
+    return lambda: module.helper.init()
+
+
+def by_a_closure(module):
+    def init():
+        module.weight = nn.Parameter(torch.zeros(2))
+
+    return init
+
+
+def by_a_weak_reference(module):
+    module.me = weakref.ref(module)
+    return lambda: setattr(module.me(), "scale", 3.0)
+
+
+@pytest.mark.parametrize("way", [by_an_object, by_a_closure, by_a_weak_reference])
+def test_a_method_that_knows_its_module_by_another_name_changes_nothing_and_is_not_trusted(way):
+    class Roundabout(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(2, device="meta"))
+            self.init = way(self)
+
+        def reset_parameters(self):
+            nn.init.ones_(self.weight)
+            self.init()
+
+    model = Roundabout()
+    weight, before = model.weight, dict(vars(model))
+    verdict = metaviz.tree(model).verdict("weight", "reset")
+    assert (verdict.can, verdict.kind) == (False, "unsupported")
+    assert "knows by another name than self" in verdict.reason
+    assert model.weight is weight
+    assert vars(model) == before
+
+
+def test_a_method_may_make_deep_copies_of_its_module():
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.inner = nn.Parameter(torch.zeros(2)), nn.Linear(2, 2)
+
+        def reset_parameters(self):
+            self.spare = copy.deepcopy(self), copy.copy(self.inner)
+            nn.init.ones_(self.weight)
+
+    model = metaviz.build(Copies)
+    metaviz.materialize(model, source="reset")
+    assert torch.equal(model.weight, torch.ones(2))
+    assert not hasattr(model, "spare")

@@ -12,6 +12,7 @@ from hypothesis import given
 from torch import nn
 
 import metaviz
+from metaviz.core.origin import origin_of
 from metaviz.core.tape import (
     Op,
     Tag,
@@ -199,3 +200,14 @@ def test_nests_are_walked_and_rebuilt_as_they_are():
     assert map_tensors(nest, torch.numel) == ([1, (2, 1)], {"x": 1, "y": None})
     shown = Window(0, torch.float32, (2,), (1,), 0)
     assert map_windows(([shown, 3], shown), Window.numel) == ([2, 3], 2)
+
+
+def test_what_strided_writes_leave_out_of_large_memory_is_never_said_to_be_written():
+    def half():
+        large = torch.empty(16_385, 16_385)
+        large[:, ::2].normal_()
+        return large
+
+    large = metaviz.build(half)
+    origin = origin_of(large)
+    assert origin.tape.unwritten(origin.window) > 0

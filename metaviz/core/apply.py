@@ -58,7 +58,7 @@ def materialize(
             built, bit for bit, whatever is chosen and on whatever device. ``"keyed"`` draws each random op on the
             device with a seed of its own: the same values for any selection. ``"device"`` draws from the device's
             global generator. A reset has no ordinary build to follow: with ``"eager"`` it draws from the CPU's global
-            generator, which moves on as if you had called the methods yourself.
+            generator, which moves on as if you had called those methods yourself that write chosen tensors.
         dtype: Floating-point dtype to cast to. Default: the dtype that each tensor has now.
         blocked: ``"error"`` refuses if a chosen tensor cannot be given values; ``"skip"`` leaves such ones on meta.
         progress: Called as ``progress(done_nbytes, total_nbytes, path)`` after each tensor. What it raises stops all.
@@ -87,8 +87,8 @@ def materialize(
         check(work.plan, blocked, source)
         try:
             changes = _carry_out(work, rng, progress or (lambda *_: None))
-            if work.program is not None and rng == "eager":
-                work.program.advance()
+            if work.program is not None:
+                work.program.advance(rng)
         except BaseException as error:
             # Notebooks keep the last traceback, and its frames keep what was filled aside.
             traceback.clear_frames(error.__traceback__)
@@ -149,10 +149,10 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
                 tuple(t.shape),
                 t.dtype,
                 t.numel() * t.element_size(),
-                "replay",
-                "materialize it again for the same values",
+                "replay" if then.again else "reset",
+                "materialize it again for the same values" if then.again else "its values are gone",
             )
-            for t, _ in chosen
+            for t, then in chosen
         )
         commit(changes, lambda: _remember_as_new(changes))
     return Report(
@@ -321,7 +321,7 @@ def _unloadable(
                 "metaviz did not give it its values, or they were cast or moved since"
             )
         elif not force and not then.again:
-            lost[by_tensor[identity][0].path] = "reset drew its values, and would draw others"
+            lost[by_tensor[identity][0].path] = "reset gave it its values, and may give it others"
         elif not force and then.versions.get(identity) != version_of(tensor):
             lost[by_tensor[identity][0].path] = "it was changed since it was materialized"
         elif not force and tensor.is_leaf and tensor.grad is not None:

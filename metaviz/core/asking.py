@@ -10,7 +10,7 @@ from torch import nn
 from metaviz.core.attributes import registered_ids, slots
 from metaviz.core.columns import Columns
 from metaviz.core.paths import children_of
-from metaviz.core.sources import SOURCES, Slot, Sources
+from metaviz.core.sources import Slot, Sources, check_source
 from metaviz.core.verdict import Verdict, together
 from metaviz.errors import UnknownPath
 
@@ -22,7 +22,7 @@ def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) ->
         UnknownPath: The model has nothing at one of the rows any more.
         ValueError: There is no such source.
     """
-    _check(source)
+    check_source(source)
     asked, known, found = Sources(model), {}, {}
     for each in range(row, columns.ends[row]):
         if columns.forms[each].facts is not None:
@@ -33,11 +33,6 @@ def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) ->
     return found
 
 
-def _check(source: str) -> None:
-    if source not in SOURCES:
-        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
-
-
 def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Verdict:
     """The verdict on a row of the tree of a model, as the model is now.
 
@@ -45,7 +40,7 @@ def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Ver
         UnknownPath: The model has nothing at that row any more.
         ValueError: There is no such source.
     """
-    _check(source)
+    check_source(source)
     asked = Sources(model)
     if columns.forms[row].kind != "module":
         if row in columns.troubles:

@@ -115,12 +115,13 @@ def slots(module: nn.Module, registered: Collection[int] | None = None) -> Itera
         >>> [slot.name for slot in slots(nn.Linear(2, 3, device="meta"))]
         ['weight', 'bias']
     """
-    space = vars(module)
-    parameters, buffers = space["_parameters"], space["_buffers"]
+    space = object.__getattribute__(module, "__dict__")
+    # A constructor that never called super().__init__() has none of these.
+    parameters, buffers = space.get("_parameters", {}), space.get("_buffers", {})
     for name, tensor in parameters.items():
         if tensor is not None:
             yield Slot(name, "parameter", tensor, _item(parameters, name))
-    transient = space["_non_persistent_buffers_set"]
+    transient = space.get("_non_persistent_buffers_set", ())
     for name, tensor in buffers.items():
         if tensor is not None:
             yield Slot(name, "buffer", tensor, _item(buffers, name), persistent=name not in transient)

@@ -12,7 +12,7 @@ from metaviz.core.origin import origin_of
 from metaviz.core.paths import Place
 from metaviz.core.program import Program
 from metaviz.core.shadow import is_plain
-from metaviz.core.sources import SOURCES, Slot, Sources
+from metaviz.core.sources import Slot, Sources, check_source
 from metaviz.core.tape import Tape, Window
 from metaviz.core.verdict import Verdict
 
@@ -60,8 +60,7 @@ class Choice:
     """
 
     def __init__(self, sources: Sources, source: str, dtype: torch.dtype | None) -> None:
-        if source not in SOURCES:
-            raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+        check_source(source)
         self.fills: dict[Any, Fill] = {}
         self.blocked: dict[str, str] = {}
         self.program: Program | None = None
@@ -121,7 +120,8 @@ class Choice:
         self, tensor: torch.Tensor, tape: Tape, window: Window, same: bool, origin: str, reason: str
     ) -> None:
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
-        exact = same and dtype == window.dtype
+        # A method may have put the tensor on other memory, or on its own in another order.
+        exact = same and dtype == window.dtype and _is_laid_out_as(tensor, tape, window)
         key = (id(tape), window.storage) if exact else id(tensor)
         fill = self.fills.setdefault(key, Fill(tape, window, exact, dtype, [], [], origin))
         fill.tensors.append(tensor)
@@ -151,6 +151,12 @@ class Choice:
                     place, f"It shares its memory with {wrong[0].path}. {wrong[1].reason}", wrong[1].fix
                 )
         return kept
+
+
+def _is_laid_out_as(tensor: torch.Tensor, tape: Tape, window: Window) -> bool:
+    layout = tensor.size(), tensor.stride(), tensor.storage_offset()
+    same_size = tape.storages[window.storage].nbytes == tensor.untyped_storage().nbytes()
+    return same_size and layout == (window.size, window.stride, window.offset)
 
 
 def slot_of(place: Place) -> Slot:

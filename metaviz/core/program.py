@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -37,18 +38,45 @@ class Program:
         self._sources = sources
         self._wanted = list(wanted)
         self._places: dict[int, Slot] = {}
-        self.calls = self._ordered()
+        self._calls_of: dict[int, list[Call]] = {}
         self.failed: dict[int, str] = {}
         self._made: dict[int, Made] = {}
         self._advance: list[Callable[[], Any]] = []
-        names = [f"{sources.resets.path(call.argument or call.module)}.{call.method}" for call in self.calls]
-        run = Run(self.calls, sources.resets.is_ours, grad=False, names=names)
-        self.tape: Tape = run.tape
-        outcome = run_aside(lambda: self._go(run), _SECONDS + _EACH * len(self.calls), run.abandon)
-        state, detail = run.state(outcome)
-        if state != "ran":
-            reason = f"The init methods, called one after the other, do not get through: {detail or state}"
-            self.failed = {id(tensor): reason for tensor, _ in self._wanted}
+        self._others: list[Callable[[], Any]] = []
+        self.calls = self._ordered()
+        self.tape = self._run()
+
+    def _run(self) -> Tape:
+        """Call the methods; those that fail are left out, with the tensors that want them."""
+        while True:
+            names = [
+                f"{self._sources.resets.path(call.argument or call.module)}.{call.method}"
+                for call in self.calls
+            ]
+            run = Run(self.calls, self._sources.resets.is_ours, grad=False, names=names)
+            seconds = _SECONDS + _EACH * len(self.calls)
+            outcome = run_aside(functools.partial(self._go, run), seconds, run.abandon)
+            state, detail = run.state(outcome)
+            if state == "ran":
+                return run.tape
+            broken = self.calls.pop(run.at) if self.calls else None
+            if not outcome.finished:
+                detail = f"it did not finish within {seconds:.0f} s"
+            if broken is None or not outcome.finished or not self._drop(broken, detail or state):
+                reason = (
+                    f"The init methods, called one after the other, do not get through: {detail or state}"
+                )
+                self.failed.update((id(tensor), reason) for tensor, _ in self._wanted)
+                return run.tape
+
+    def _drop(self, broken: Call, detail: str) -> bool:
+        """Give up on the tensors that want a method; False if there are none."""
+        path = self._sources.resets.path(broken.module) or "the root"
+        reason = f"{type(broken.module).__name__}.{broken.method}() of {path}, called after others: {detail}"
+        lost = {id(tensor) for tensor, _ in self._wanted if broken in self._calls_of[id(tensor)]}
+        self.failed.update(dict.fromkeys(lost, reason))
+        self._wanted = [pair for pair in self._wanted if id(pair[0]) not in lost]
+        return bool(lost)
 
     def window(self, tensor: torch.Tensor) -> Window:
         """Where the values of a wanted tensor are on the tape."""
@@ -58,9 +86,13 @@ class Program:
         """Whether the methods wrote into the tensor, and did not put another one into its place."""
         return self._made[id(tensor)].same
 
-    def advance(self) -> None:
-        """Let the random generators be where they would be had the methods been called by hand."""
-        for step in self._advance:
+    def advance(self, rng: str) -> None:
+        """Let the random generators be where they would be had these methods been called by hand.
+
+        Args:
+            rng: How torch's random ops were drawn: only `"eager"` stands for draws from the CPU's generator.
+        """
+        for step in (*(self._advance if rng == "eager" else ()), *self._others):
             step()
 
     def _ordered(self) -> list[Call]:
@@ -71,6 +103,7 @@ class Program:
         for tensor, slot in self._wanted:
             place, steps = self._sources.steps(tensor, slot)
             self._places[id(tensor)] = place
+            self._calls_of[id(tensor)] = [step.call for step in steps]
             for step in steps:
                 for call in (
                     *(resets.before(step.call.module) if step.trial.after_children else ()),
@@ -102,17 +135,17 @@ class Program:
                 made = run.made(place.module).get(place.name)
                 if made is None:
                     self.failed[id(tensor)] = "Its init method takes it away."
-                elif self.tape.unwritten(made.window) or made.window.size != tuple(tensor.shape):
+                elif run.tape.unwritten(made.window) or made.window.size != tuple(tensor.shape):
                     self.failed[id(tensor)] = "Its init method does not write all of it."
-                elif first_unread(self.tape, made.window):
+                elif first_unread(run.tape, made.window):
                     self.failed[id(tensor)] = (
                         "Its init method computes it from values that nothing has written."
                     )
                 else:
                     self._made[id(tensor)] = made
-            self._advance = [*_generators(run), *_others()]
+            self._advance, self._others = _generators(run), _others()
         finally:
-            run.shadows.restore()
+            run.restore()
 
 
 def _generators(run: Run) -> list[Callable[[], Any]]:

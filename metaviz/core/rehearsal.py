@@ -24,7 +24,7 @@ from metaviz.core.shadow import Shadows, is_plain
 from metaviz.core.signature import Signature, signature
 from metaviz.core.tape import Op, Tape, Window, tag_of, tensors_in, window, window_of
 from metaviz.core.trials import OutsideTensor, TrialRecorder
-from metaviz.core.tryout import LIMIT, Run, named
+from metaviz.core.tryout import LIMIT, Run, named, said
 from metaviz.core.written import first_unread
 from metaviz.errors import MetavizError
 
@@ -87,7 +87,7 @@ def rehearse(module: nn.Module, held: Callable[[nn.Module], Held], ours: set[int
         return Rehearsal("unknown", None, run.doubt)
     effects = run.effects
     if state == "raises":
-        return Rehearsal("raises", (type(outcome.error).__name__, str(outcome.error)), "", effects)
+        return Rehearsal("raises", (type(outcome.error).__name__, said(outcome.error)), "", effects)
     return Rehearsal("ran", None, "", effects)
 
 
@@ -172,7 +172,7 @@ class _Run(Run):
                 if not self._problem:
                     self.effects = dict(self._found())
             finally:
-                self.shadows.restore()
+                self.restore()
 
     def _make_recorder(self) -> TrialRecorder:
         self._recorder = _Recorder(self)

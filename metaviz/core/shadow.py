@@ -6,9 +6,12 @@ something asks for them: trying a method of a model with 20,000 modules must not
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import operator
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,6 +48,7 @@ class Shadows:
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._watched: dict[int, tuple[Any, Any]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
+        self._registries: set[int] = set()
 
     def of(self, module: nn.Module) -> nn.Module:
         """The shadow of a module.
@@ -59,11 +63,14 @@ class Shadows:
             shadow = object.__new__(type(module))
             self.made[id(module)] = module, shadow
             self._watch_class(type(module))
+            self._watch_module(module)
             space = object.__getattribute__(module, "__dict__")
             own = object.__getattribute__(shadow, "__dict__")
-            own.update(
-                {name: self._copy(value) for name, value in space.items() if name not in (_DONE, "_modules")}
-            )
+            for name, value in space.items():
+                if name not in (_DONE, "_modules"):
+                    # Most of what a module has are empty dicts for hooks.
+                    empty = type(value) in (dict, OrderedDict) and not value
+                    own[name] = value.copy() if empty else self._copy(value)
             if "_modules" in space:
                 own["_modules"] = _Children(space["_modules"], self.of)
             for name in _slot_names(type(module)):
@@ -71,10 +78,16 @@ class Shadows:
                     object.__setattr__(shadow, name, self._copy(getattr(module, name)))
         return shadow
 
-    def restore(self) -> None:
-        """Put back what a try has set on objects that shadows and modules share, such as a config."""
+    def restore(self) -> bool:
+        """Put back what a try has set on objects that shadows and modules share, such as a config.
+
+        Returns:
+            Whether a module itself was among them: the method has reached it by another way than its shadow.
+        """
+        trespassed = False
         for held, before in self._watched.values():
             if len(held) != len(before) or not all(map(_is_same, _items(held), _items(before))):
+                trespassed = trespassed or id(held) in self._registries
                 held.clear()
                 (held.extend if isinstance(held, list | deque) else held.update)(before)
         for cls, before in self._classes.values():
@@ -83,6 +96,7 @@ class Shadows:
                 type.__delattr__(cls, name)
             for name in [name for name in before if now.get(name) is not before[name]]:
                 type.__setattr__(cls, name, before[name])
+        return trespassed
 
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The meta tensor that stands for ``tensor``; views of one storage have twins on one storage.
@@ -139,7 +153,8 @@ class Shadows:
         if kind is functools.partial:
             args, keywords = self._copy(value.args), self._copy(value.keywords)
             return self._noted(value, functools.partial(self._copy(value.func), *args, **keywords))
-        self._watch(value)
+        for each in (value, *_led_to(value)):
+            self._watch(each)
         return self._noted(value, value)
 
     def _watch_class(self, cls: type) -> None:
@@ -154,12 +169,22 @@ class Shadows:
                 for value in space.values():
                     self._watch(value)
 
+    def _watch_module(self, module: nn.Module) -> None:
+        """Note what a module itself holds, which a method may know under another name than `self`."""
+        space = object.__getattribute__(module, "__dict__")
+        for held in (space, *(space.get(group) for group in ("_parameters", "_buffers", "_modules"))):
+            if type(held) in (dict, OrderedDict) and id(held) not in self._watched:
+                self._watched[id(held)] = held, held.copy()
+                self._registries.add(id(held))
+
     def _watch(self, value: Any) -> None:
         """Note what an object that is not copied holds, the objects and containers below it included."""
         todo = [value]
         while todo and len(self._watched) < _WIDE:
             value = todo.pop()
             kind = type(value)
+            if issubclass(kind, nn.Module):
+                self._watch_module(value)
             if kind in ATOMS or id(value) in self._watched or issubclass(kind, _LEFT_ALONE):
                 continue
             if kind in (list, dict, set, OrderedDict, defaultdict, deque):
@@ -183,10 +208,22 @@ class Shadows:
                 new[key] = self._copy(item)
         return new
 
-    def _noted(self, value: Any, copy: Any) -> Any:
+    def _noted(self, value: Any, twin: Any) -> Any:
         # The original is kept, too, so that no other object gets its id.
-        self._copies[id(value)] = value, copy
-        return copy
+        self._copies[id(value)] = value, twin
+        return twin
+
+
+def _led_to(value: Any) -> Iterator[nn.Module]:
+    """The modules that a function of a module, or a weak reference, leads back to."""
+    if type(value) is weakref.ref and issubclass(type(value()), nn.Module):
+        yield value()
+    if type(value) is types.FunctionType:
+        for cell in value.__closure__ or ():
+            # A name may have no value yet.
+            with contextlib.suppress(ValueError):
+                if issubclass(type(cell.cell_contents), nn.Module):
+                    yield cell.cell_contents
 
 
 class _Children(dict):
@@ -230,6 +267,12 @@ class _Children(dict):
             del self[name]
             return child
         return super().pop(name, *default)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(self.copy(), memo)
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
 
     def copy(self) -> dict[str, Any]:
         return dict(self.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -25,6 +24,12 @@ from metaviz.core.verdict import Verdict
 
 #: The sources that can be asked for; ``"auto"`` takes the first of the others that can.
 SOURCES = ("auto", "replay", "reset")
+
+
+def check_source(source: str) -> None:
+    """Raise ValueError where there is no such source."""
+    if source not in SOURCES:
+        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
 
 
 class Slot(NamedTuple):
@@ -61,8 +66,7 @@ class Sources:
         Raises:
             ValueError: There is no such source.
         """
-        if source not in SOURCES:
-            raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+        check_source(source)
         plain = type(tensor) is nn.Parameter or type(tensor) is torch.Tensor
         if not (plain and tensor.is_meta):
             facts, _ = measure(tensor, {})
@@ -121,16 +125,17 @@ class Sources:
         return tied
 
     @cached_property
-    def _roots(self) -> Counter[tuple]:
-        """How many storages of the model hold a copy of what one random op of a tape drew."""
-        found: dict[tuple, tuple] = {}
+    def _shared_draws(self) -> set[tuple]:
+        """The random ops of tapes that more than one storage of the model has its values from, whole or in part."""
+        first: dict[tuple, int] = {}
+        shared = set()
         for module, name, tensor, _ in _registered(self.model):
             empty = not is_lazy(tensor) and tensor.device.type == "meta"
             origin = origin_of(tensor, module, name) if empty else None
-            drawn = origin and root(origin.tape, origin.window)
-            if drawn:
-                found[id(origin.tape), origin.window.storage] = id(origin.tape), drawn[0]
-        return Counter(found.values())
+            for draw in _draws(origin) if origin else ():
+                if first.setdefault(draw, origin.window.storage) != origin.window.storage:
+                    shared.add(draw)
+        return shared
 
     def _reset_at(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
         if not tensor.numel():
@@ -161,7 +166,7 @@ class Sources:
         if origin is None or writers[-1] is not last:
             return Verdict(True, None, f"{what}{notes}", None, "reset", last.way)
         faithful, difference = self._compared(origin, last)
-        if last.trial.decides and faithful:
+        if (last.trial.decides and faithful) or last.trial.elsewhere:
             faithful, difference = None, ""
         fix = None if faithful is not False else self._instead(tensor, slot)
         return Verdict(True, faithful, f"{what}{notes}{difference}", fix, "reset", last.way)
@@ -176,8 +181,7 @@ class Sources:
         built = signature(origin.tape, origin.window)
         equal = same(built, step.write.signature)
         if equal and built.draws:
-            drawn = root(origin.tape, origin.window)
-            if drawn and self._roots[id(origin.tape), drawn[0]] > 1:
+            if not self._shared_draws.isdisjoint(_draws(origin)):
                 return (
                     False,
                     ". An ordinary build copies one draw to several tensors, which come out different here",
@@ -214,6 +218,14 @@ _OFFLOADED = Verdict(
     "metaviz.findings(model)  # has the call that brings them back",
     kind="offloaded",
 )
+
+
+def _draws(origin: Origin) -> set[tuple]:
+    """The random ops that a tensor's values come from, also where it only is a copy of what was drawn."""
+    tape, window = origin.tape, origin.window
+    drawn = {(id(tape), k) for k in tape.slice([window.storage]) if tape.ops[k].draw}
+    copied = root(tape, window)
+    return drawn | {(id(tape), "copy of", copied[0])} if copied else drawn
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, str]]:
@@ -302,6 +314,8 @@ def _notes(step: Step) -> Iterator[str]:
     """What a method needs, or does besides."""
     if step.trial.decides:
         yield "or something else, as it decides by a value that it draws"
+    if step.trial.elsewhere:
+        yield "it draws from other generators than torch's, of which no tape knows"
     if step.trial.needs_no_grad:
         yield "it needs torch.no_grad() around it"
     if step.write.fresh:

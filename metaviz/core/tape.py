@@ -176,7 +176,8 @@ class Tape:
         if at < 0:
             return str(number)
         first, name = self.parts[at]
-        return f"{name}/{number - first}"
+        # Only what draws counts: values that are there already are taken in where they are first met.
+        return f"{name}/{sum(op.draw is not None for op in self.ops[first:number])}"
 
     def slice(self, storages: Iterable[int], before: int | None = None) -> list[int]:
         """Numbers of the ops that storages need to have their values just ``before`` an op, in program order.
@@ -209,7 +210,8 @@ class Tape:
         exact = storage.nbytes <= _EXACT_NBYTES
         reached, end = window.extent()
         missing = 0
-        for start, stop in sorted(w.extent() for w in writes if not exact or w.is_dense()):
+        # Where gaps are not looked for, a write that has some counts as none: better no values than garbage.
+        for start, stop in sorted(w.extent() for w in writes if w.is_dense()):
             missing += max(0, min(start, end) - reached)
             reached = max(reached, stop)
         missing += max(0, end - reached)
@@ -224,7 +226,7 @@ class Tape:
         return sum(self.storages[s].nbytes for s in touched)
 
 
-# Above this, the gaps of strided writes are not looked for.
+# Above this, what strided writes leave out is not worked out.
 _EXACT_NBYTES = 2**30
 
 

@@ -17,7 +17,7 @@ from metaviz.core.asking import verdict_at, verdicts_below
 from metaviz.core.columns import Columns
 from metaviz.core.lightning import Prediction, predict
 from metaviz.core.rows import Row, Totals, row_of, split
-from metaviz.core.sources import SOURCES, Slot, Sources
+from metaviz.core.sources import Slot, Sources, check_source
 from metaviz.core.verdict import Verdict
 from metaviz.core.walk import walk
 from metaviz.errors import UnknownPath
@@ -48,8 +48,7 @@ def tree(model: nn.Module, *, source: str = "auto", answer: Callable[..., Any] |
             f"tree() looks at a torch.nn.Module, and {type(model).__name__} is none. "
             "Pass the model itself: metaviz.tree(model)"
         )
-    if source not in SOURCES:
-        raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+    check_source(source)
     columns = walk(model, answer or _asking(model, source))
     columns.source = source
     return ModuleTree(columns, model=weakref.ref(model))

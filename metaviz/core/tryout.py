@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +73,7 @@ class Trial:
         bare: Whether it makes a tensor on the default device, whatever that is.
         after_children: Whether it works with what its children's own methods have written before it.
         decides: Whether it decides by a value that it draws: what it did here, it may not do the next time.
+        elsewhere: Whether it draws from Python's or NumPy's generators, so that its numbers look like constants.
         notes: What else there is to say: files that it reads.
     """
 
@@ -84,6 +87,7 @@ class Trial:
     bare: bool = False
     after_children: bool = False
     decides: bool = False
+    elsewhere: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -125,16 +129,14 @@ def _trial(call: Call, before: list[Call], outside: Callable, grad: bool) -> Tri
     state, detail = run.state(outcome)
     if grad and state == "raises" and isinstance(outcome.error, RuntimeError):
         again = _trial(call, before, outside, grad=False)
-        return dataclasses.replace(again, error=(type(outcome.error).__name__, str(outcome.error)))
-    error = (type(outcome.error).__name__, str(outcome.error)) if state == "raises" and grad else None
+        return dataclasses.replace(again, error=(type(outcome.error).__name__, said(outcome.error)))
+    error = (type(outcome.error).__name__, said(outcome.error)) if state == "raises" and grad else None
     notes = tuple(f"it reads the file {name}" for name in outcome.read)
     if state != "ran":
         return Trial(cls, call.method, state, detail, error, notes=notes)
     writes, deletes = outcome.value
-    decides = run.decides
-    return Trial(
-        cls, call.method, state, "", error, writes, deletes, run.is_bare, decides=decides, notes=notes
-    )
+    drawn = {"decides": run.decides, "elsewhere": run.elsewhere}
+    return Trial(cls, call.method, state, "", error, writes, deletes, run.is_bare, **drawn, notes=notes)
 
 
 class Run:
@@ -156,24 +158,37 @@ class Run:
         self.started = self.over = False
         self._outside = outside
         self._problem: tuple[str, str] | None = None
+        # Which of the methods is at work.
+        self.at = 0
+        self.elsewhere = False
         self._recorder: TrialRecorder | None = None
 
     def go(self) -> Any:
         """Run the methods; (writes, deletes) of the last one."""
         self.started = True
+        others = other_generators()
         try:
             begins = self.record()
+            self.elsewhere = others != other_generators()
             return None if self._problem else self._effects(self.calls[-1], begins)
         finally:
-            self.shadows.restore()
+            self.restore()
             self.over = True
+
+    def restore(self) -> None:
+        """Put back what the methods have changed of the model itself; that they did is a problem."""
+        if self.shadows.restore():
+            self._problem = (
+                "unsupported",
+                "it changes a module of the model, which it knows by another name than self",
+            )
 
     def record(self) -> int:
         """Run the methods; the number of the op that the last one begins with."""
         begins = 0
         with recorded(self._make_recorder), torch.set_grad_enabled(self.grad):
             for at, call in enumerate(self.calls):
-                begins = len(self.tape.ops)
+                self.at, begins = at, len(self.tape.ops)
                 if self._names:
                     self.tape.parts.append((begins, self._names[at]))
                 module = self._shadow(call.module)
@@ -227,7 +242,7 @@ class Run:
         try:
             return self.shadows.of(module)
         except TypeError as error:
-            self._problem = "unsupported", str(error)
+            self._problem = "unsupported", said(error)
             return None
 
     def _callable(self, module: nn.Module, call: Call) -> Callable | None:
@@ -294,6 +309,23 @@ class Run:
 provenance.callers.add(Run.record.__code__)
 
 
+def other_generators() -> tuple:
+    """Where Python's and NumPy's global generators are."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    name, words, *rest = numpy.random.get_state()
+    return random.getstate(), name, words.tobytes(), *rest
+
+
+def said(error: BaseException) -> str:
+    """The message of an error, whose author may have made even that raise."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its message cannot be read ({type(another).__name__})"
+
+
 def named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a module by name: registered ones and those in attributes of its own, not in containers."""
     space = object.__getattribute__(module, "__dict__")
@@ -324,5 +356,5 @@ def _last(tape: Tape, window: Window) -> int:
 
 
 def _said(error: BaseException) -> str:
-    message = str(error).strip().splitlines()
+    message = said(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0][:200]}" if message else type(error).__name__

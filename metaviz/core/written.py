@@ -24,9 +24,18 @@ def _overwrites(func: Any) -> bool:
     return not hasattr(func, "_schema") or kind_of(func).overwrites
 
 
+# Rows are asked for one by one.
+_SMALL = 2**22
+
+
 def rows_left_out(tape: Tape, window: Window) -> str:
     """Which rows of a window are never written, where whole rows are."""
-    if not window.is_contiguous() or len(window.size) < 1 or window.size[0] < 2:
+    if (
+        tape.storages[window.storage].nbytes > _SMALL
+        or not window.is_contiguous()
+        or len(window.size) < 1
+        or window.size[0] < 2
+    ):
         return ""
     row = window.stride[0]
     left = [
