@@ -147,7 +147,7 @@ def test_the_trouble_of_a_part_is_that_of_its_tensors():
     assert kinds(shown["blocks.1.1"].trouble()) == ["blocked", "lightning"]
     assert kinds(shown["blocks.1.0"].trouble()) == ["untold"]
     assert str(shown["blocks.0.1"].trouble()).startswith(
-        "3 causes of trouble in blocks.0.1; 1 of 1 tensor blocked\n"
+        "1 cause of trouble in blocks.0.1, and what Lightning would do; 1 of 1 tensor blocked\n"
     )
 
 
@@ -248,3 +248,13 @@ def test_a_stack_of_built_in_layers_in_torch_containers_is_no_trouble():
     assert not tree(model).trouble()
     somebodys = stack(3)
     assert kinds(tree(somebodys).trouble()) == ["untold"]
+
+
+def test_what_only_lightning_would_do_is_no_trouble_of_the_model_itself():
+    model = metaviz.build(lambda: nn.MultiheadAttention(4, 2))
+    report = tree(model).trouble()
+    assert {entry.kind for entry in report} == {"lightning"}
+    title = (
+        "No trouble in MultiheadAttention itself: each of its 4 tensors can be given values. But if Lightning"
+    )
+    assert str(report).startswith(title)

@@ -249,7 +249,8 @@ def _tensor(columns: Columns, row: int) -> str:
         form.kind
     ]
     shape = "of unknown shape" if facts.shape is None else str(facts.shape)
-    text = f"a {kind}{form.kind} {shape} in {facts.dtype}, {format_bytes(facts.nbytes)} on {facts.device}"
+    article = "an" if kind.startswith("u") else "a"
+    text = f"{article} {kind}{form.kind} {shape} in {facts.dtype}, {format_bytes(facts.nbytes)} on {facts.device}"
     link, first = columns.links.get(row, ("", -1))
     if link == "tie":
         text += f", the same tensor as {columns.path(first)}"

@@ -46,7 +46,9 @@ def together(verdicts: Sequence[Verdict], source: str) -> Verdict:
     number = len(verdicts)
     if blocked:
         most, times = Counter(verdict.reason for verdict in blocked).most_common(1)[0]
-        reason = f"{len(blocked):,} of {number:,} tensors cannot be given values by {source}: {most}"
+        some = f"{len(blocked):,} of {number:,} tensors cannot"
+        start = some if len(blocked) < number else f"None of {number:,} tensors can"
+        reason = f"{start} be given values by {source}: {most}"
         if times < len(blocked):
             reason = f"{reason.rstrip('.')} ({times:,} of them)"
         return Verdict(False, None, reason, worst.fix, None, worst.kind)

@@ -87,7 +87,14 @@ def trouble(tree: ModuleTree, *, search: bool = False) -> TroubleReport:
     marks = tree.totals.marks
     if not entries:
         return TroubleReport((), f"No trouble in {name}: {_fine(tree)}.")
-    title = f"{plural(len(entries), 'cause')} of trouble in {name}"
+    own = [entry for entry in entries if entry.kind != "lightning"]
+    if not own:
+        return TroubleReport(
+            entries, f"No trouble in {name} itself: {_fine(tree)}. But if Lightning gives it values:"
+        )
+    title = f"{plural(len(own), 'cause')} of trouble in {name}"
+    if len(own) < len(entries):
+        title += ", and what Lightning would do"
     if blocked := marks.get("blocked", 0):
         title += f"; {blocked:,} of {plural(sum(marks.values()), 'tensor')} blocked"
     return TroubleReport(entries, title)
