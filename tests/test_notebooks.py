@@ -109,7 +109,7 @@ def test_the_second_notebook_tells_the_broken_contracts_apart(run):
     patched = said(cell_with(run, "ViT.reset_parameters = reset_parameters"))
     assert patched.count("gets through") == 3
     assert patched.count("other values than in an ordinary build: attention.out_proj.bias") == 3
-    assert "{'init_weights'} {True}" in said(cell_with(run, "verdicts = [tree"))
+    assert "{'init_weights'} {True}" in said(cell_with(run, "v.faithful for v in"))
 
 
 def test_the_saved_outputs_are_those_of_a_run_and_name_no_machine(saved):
