@@ -26,7 +26,7 @@ def test_casts_are_sorted_by_what_they_lose():
 def test_the_fix_of_a_cast_keeps_the_buffers_as_the_constructor_made_them():
     make = functools.partial(Constructed, rotary)
     model = metaviz.build(make).to(torch.bfloat16)
-    fix = findings(model)[0].fix.replace("type(model), ...", "make")
+    fix = findings(model)[0].fix.replace("type(model), *args", "make")
     model = run(Finding("cast", (), "", fix), model=model, make=make)["model"]
     assert [found.fix for found in findings(model)] == [None]
     metaviz.materialize(model)
