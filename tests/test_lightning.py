@@ -416,7 +416,7 @@ def test_modules_alike_are_tried_once():
 
 
 def test_methods_that_never_end_cost_a_bounded_time(monkeypatch):
-    monkeypatch.setattr("metaviz.core.recipes._PATIENCE", 1.0)
+    monkeypatch.setattr("metaviz.core.recipes.PATIENCE", 1.0)
     model = on_meta(lambda: nn.ModuleList(_Sleeper(n) for n in range(2, 40)))
     told = predict(model).fsdp.unknown
     assert len(told) == 38

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import nn
@@ -24,9 +25,10 @@ def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) ->
     """
     check_source(source)
     asked, known, found = Sources(model), {}, {}
+    registered = functools.cache(lambda: registered_ids(model))
     for each in range(row, columns.ends[row]):
         if columns.forms[each].facts is not None:
-            tensor, slot = tensor_at(model, columns, each)
+            tensor, slot = tensor_at(model, columns, each, registered)
             if id(tensor) not in known:
                 known[id(tensor)] = asked.verdict(tensor, slot, source)
             found[columns.path(each)] = known[id(tensor)]
@@ -54,16 +56,25 @@ def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Ver
 def tensors_below(model: nn.Module, columns: Columns, row: int) -> Iterator[tuple[torch.Tensor, Slot]]:
     """Each tensor below a row once, with its first place."""
     seen: set[int] = set()
+    registered = functools.cache(lambda: registered_ids(model))
     for each in range(row, columns.ends[row]):
         if columns.forms[each].facts is not None:
-            tensor, slot = tensor_at(model, columns, each)
+            tensor, slot = tensor_at(model, columns, each, registered)
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor, slot
 
 
-def tensor_at(model: nn.Module, columns: Columns, row: int) -> tuple[torch.Tensor, Slot]:
+def tensor_at(
+    model: nn.Module, columns: Columns, row: int, registered: Callable[[], Collection[int]] | None = None
+) -> tuple[torch.Tensor, Slot]:
     """The tensor of a row, and where the model holds it.
+
+    Args:
+        model: The model.
+        columns: The rows of its tree.
+        row: Which.
+        registered: Gives `registered_ids(model)`: who asks for many rows need not have it made for each attribute.
 
     Raises:
         UnknownPath: There is none any more.
@@ -72,7 +83,8 @@ def tensor_at(model: nn.Module, columns: Columns, row: int) -> tuple[torch.Tenso
     name, kind = columns.names[row], columns.forms[row].kind
     space = object.__getattribute__(module, "__dict__")
     if kind == "attribute":
-        held = {slot.name: slot.tensor for slot in slots(module, registered_ids(model))}
+        known = registered_ids(model) if registered is None else registered()
+        held = {slot.name: slot.tensor for slot in slots(module, known)}
     else:
         held = space["_parameters" if kind == "parameter" else "_buffers"]
     if held.get(name) is None:

@@ -59,6 +59,28 @@ def modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             )
 
 
+def below(
+    module: nn.Module, wanted: Callable[[nn.Module], bool] = lambda _: True
+) -> Iterator[tuple[str, nn.Module]]:
+    """`(path, module)` of a module and those below it, each once, as `Module.named_modules` gives them.
+
+    Args:
+        module: The first.
+        wanted: Tells of a module whether it is to be entered.
+    """
+    stack = [("", module)]
+    seen = set()
+    while stack:
+        path, module = stack.pop()
+        if id(module) not in seen and wanted(module):
+            seen.add(id(module))
+            yield path, module
+            children = children_of(module)
+            stack.extend(
+                (join(path, name), child) for name, child in reversed(children.items()) if child is not None
+            )
+
+
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The registered children of ``module`` by name; none where its constructor has not come that far."""
     return object.__getattribute__(module, "__dict__").get("_modules") or {}

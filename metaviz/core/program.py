@@ -55,7 +55,8 @@ class Program:
             ]
             run = Run(self.calls, self._sources.resets.is_ours, grad=False, names=names)
             seconds = _SECONDS + _EACH * len(self.calls)
-            outcome = run_aside(functools.partial(self._go, run), seconds, run.abandon)
+            take = functools.partial(self._take, run)
+            outcome = run_aside(functools.partial(run.go, take), seconds, run.abandon)
             state, detail = run.state(outcome)
             if state == "ran":
                 return run.tape
@@ -126,26 +127,20 @@ class Program:
                 order.insert(later[-1], chosen[-1])
         return order
 
-    def _go(self, run: Run) -> None:
-        run.started = True
-        try:
-            run.record()
-            for tensor, _ in self._wanted:
-                place = self._places[id(tensor)]
-                made = run.made(place.module).get(place.name)
-                if made is None:
-                    self.failed[id(tensor)] = "Its init method takes it away."
-                elif run.tape.unwritten(made.window) or made.window.size != tuple(tensor.shape):
-                    self.failed[id(tensor)] = "Its init method does not write all of it."
-                elif first_unread(run.tape, made.window):
-                    self.failed[id(tensor)] = (
-                        "Its init method computes it from values that nothing has written."
-                    )
-                else:
-                    self._made[id(tensor)] = made
-            self._advance, self._others = _generators(run), _others()
-        finally:
-            run.restore()
+    def _take(self, run: Run) -> None:
+        """Note where the values of the wanted tensors are, and which have none."""
+        for tensor, _ in self._wanted:
+            place = self._places[id(tensor)]
+            made = run.made(place.module).get(place.name)
+            if made is None:
+                self.failed[id(tensor)] = "Its init method takes it away."
+            elif run.tape.unwritten(made.window) or made.window.size != tuple(tensor.shape):
+                self.failed[id(tensor)] = "Its init method does not write all of it."
+            elif first_unread(run.tape, made.window):
+                self.failed[id(tensor)] = "Its init method computes it from values that nothing has written."
+            else:
+                self._made[id(tensor)] = made
+        self._advance, self._others = _generators(run), _others()
 
 
 def _generators(run: Run) -> list[Callable[[], Any]]:

@@ -19,13 +19,10 @@ from metaviz.core.loads import loaded
 from metaviz.core.memory import EMPTY, HELD, META, UNKNOWN, Held, Memory, empty
 from metaviz.core.methods import delegates, lookup
 from metaviz.core.origin import origin_of
-from metaviz.core.paths import children_of, join
-from metaviz.core.rehearsal import Rehearsal, below, rehearse
-from metaviz.core.reset import Resets
+from metaviz.core.paths import below, children_of, join
+from metaviz.core.rehearsal import Rehearsal, rehearse
+from metaviz.core.reset import PATIENCE, Resets
 from metaviz.core.signature import Signature, same, signature
-
-#: Seconds that methods which never end may cost in all; after that, no other one is tried.
-_PATIENCE = 5.0
 
 
 class Row(NamedTuple):
@@ -85,7 +82,7 @@ class Look:
         key = (self._resets.kind(module), grad, *_states(module, held))
         found = self._known.get(key)
         if found is None:
-            if self._lost >= _PATIENCE:
+            if self._lost >= PATIENCE:
                 return Rehearsal("unknown", None, "others took too long, so it was not tried")
             began = time.monotonic()
             found = self._known[key] = rehearse(module, held, self.ours, grad)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaviz.core.memory import EMPTY, HELD, META, UNKNOWN, Held, Memory
 from metaviz.core.methods import Call
-from metaviz.core.paths import children_of, join
+from metaviz.core.paths import below
 from metaviz.core.replay import plain_torch
 from metaviz.core.sandbox import run_aside
 from metaviz.core.shadow import Shadows, is_plain
@@ -254,28 +254,6 @@ class _Recorder(TrialRecorder):
 def _is_given(op: Op) -> bool:
     """Whether an op stands for what was there before the method ran."""
     return op.func is _given or getattr(op.func, "__module__", None) == Shadows.__module__
-
-
-def below(
-    module: nn.Module, wanted: Callable[[nn.Module], bool] = lambda _: True
-) -> Iterator[tuple[str, nn.Module]]:
-    """`(path, module)` of a module and those below it, each once, as `Module.named_modules` gives them.
-
-    Args:
-        module: The first.
-        wanted: Tells of a module whether it is to be entered.
-    """
-    stack = [("", module)]
-    seen = set()
-    while stack:
-        path, module = stack.pop()
-        if id(module) not in seen and wanted(module):
-            seen.add(id(module))
-            yield path, module
-            children = children_of(module)
-            stack.extend(
-                (join(path, name), child) for name, child in reversed(children.items()) if child is not None
-            )
 
 
 class _Mixed(TorchDispatchMode):

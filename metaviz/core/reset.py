@@ -18,12 +18,12 @@ from torch import nn
 
 from metaviz.core.alike import Kinds
 from metaviz.core.attributes import registered_ids
-from metaviz.core.methods import MODEL, Call, model_method, own_method
-from metaviz.core.paths import children_of
+from metaviz.core.methods import MODEL, OWN, Call, model_method, own_method
+from metaviz.core.paths import below, children_of
 from metaviz.core.tryout import Trial, Write, attempt
 
 #: Seconds that methods which never end may cost in all; after that, no other one is tried.
-_PATIENCE = 5.0
+PATIENCE = 5.0
 
 
 class Step(NamedTuple):
@@ -174,13 +174,13 @@ class Resets:
     def order(self, call: Call) -> tuple[bool, int]:
         """Where a call comes in the order of all: own methods, children first, then those of models."""
         module = call.module if call.argument is None else call.argument
-        return call.method not in ("reset_parameters", "_reset_parameters"), self._order[id(module)]
+        return call.method not in OWN, self._order[id(module)]
 
     def before(self, module: nn.Module) -> list[Call]:
         """The own methods of all modules below one, children first."""
-        below = [m for m in self._below(module) if m is not module]
-        calls = [(m, own_method(m)) for m in below]
-        return sorted((Call(m, method) for m, method in calls if method is not None), key=self.order)
+        inside = [each for _, each in below(module) if each is not module]
+        calls = [(each, self._methods_of(each)[0]) for each in inside]
+        return sorted((Call(each, method) for each, method in calls if method is not None), key=self.order)
 
     def _tried(self, call: Call, module: nn.Module) -> Trial:
         key = (call.method, self.kind(module), None if call.argument is None else id(call.module))
@@ -191,7 +191,7 @@ class Resets:
 
     def _try(self, call: Call, module: nn.Module) -> Trial:
         cls = type(call.module).__name__
-        if self._lost >= _PATIENCE:
+        if self._lost >= PATIENCE:
             return Trial(cls, call.method, "unfinished", "others took too long, so it was not tried")
         trial = attempt(call, outside=self.is_ours)
         if trial.state == "unfinished":
@@ -220,9 +220,9 @@ class Resets:
             for name, child in children:
                 if id(child) not in above and isinstance(child, nn.Module):
                     above[id(child)] = module, name
-                    below = children_of(child)
-                    if below:
-                        stack.append((child, iter(below.items())))
+                    inside = children_of(child)
+                    if inside:
+                        stack.append((child, iter(inside.items())))
                         break
                     self._children_first.append(child)
             else:
@@ -232,16 +232,6 @@ class Resets:
     @cached_property
     def _order(self) -> dict[int, int]:
         return {id(module): at for at, module in enumerate(self._children_first)}
-
-    def _below(self, module: nn.Module) -> Iterator[nn.Module]:
-        todo, seen = [module], {id(module)}
-        while todo:
-            module = todo.pop()
-            yield module
-            for child in children_of(module).values():
-                if child is not None and id(child) not in seen:
-                    seen.add(id(child))
-                    todo.append(child)
 
     def kind(self, module: nn.Module) -> int:
         """A number that modules share whose methods must do the same."""

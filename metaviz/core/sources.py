@@ -14,7 +14,7 @@ from metaviz.core.loads import loaded
 from metaviz.core.measure import measure, unfillable
 from metaviz.core.offload import offloaded
 from metaviz.core.origin import Origin, edited, origin_of
-from metaviz.core.paths import modules
+from metaviz.core.paths import below
 from metaviz.core.provenance import said
 from metaviz.core.reasons import quoted
 from metaviz.core.reset import Resets, Step
@@ -229,7 +229,7 @@ def _draws(origin: Origin) -> set[tuple]:
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, str]]:
-    for module in {id(module): module for _, module in modules(model)}.values():
+    for _, module in below(model):
         space = object.__getattribute__(module, "__dict__")
         for group, kind in (("_parameters", "parameter"), ("_buffers", "buffer")):
             for name, tensor in (space.get(group) or {}).items():

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from metaviz.core import provenance
 from metaviz.core.methods import Call, lookup, needed_arguments
+from metaviz.core.paths import below
 from metaviz.core.record import recorded
 from metaviz.core.recorder import Recorder
 from metaviz.core.sandbox import Outcome, run_aside
@@ -163,14 +164,21 @@ class Run:
         self.elsewhere = False
         self._recorder: TrialRecorder | None = None
 
-    def go(self) -> Any:
-        """Run the methods; (writes, deletes) of the last one."""
+    def go(self, take: Callable[[], Any] | None = None) -> Any:
+        """Run the methods, and put back what they have changed.
+
+        Args:
+            take: Takes what is wanted from the run while there are shadows; by default that is (writes, deletes) of
+                the last method.
+        """
         self.started = True
         others = other_generators()
         try:
             begins = self.record()
             self.elsewhere = others != other_generators()
-            return None if self._problem else self._effects(self.calls[-1], begins)
+            if self._problem:
+                return None
+            return self._effects(self.calls[-1], begins) if take is None else take()
         finally:
             self.restore()
             self.over = True
@@ -272,7 +280,8 @@ class Run:
         base = call.module if call.argument is None else call.argument
         writes: dict[tuple[str, str], Write] = {}
         deletes = []
-        for path, module in _below(base, self.shadows):
+        # Of what has no shadow, nothing can have been written.
+        for path, module in below(base, lambda module: id(module) in self.shadows.made):
             made = self.made(module)
             for name, tensor in named(module):
                 found = made.get(name)
@@ -332,22 +341,6 @@ def named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     registered = [*(space.get("_parameters") or {}).items(), *(space.get("_buffers") or {}).items()]
     plain = [(name, value) for name, value in space.items() if issubclass(type(value), torch.Tensor)]
     return [(name, tensor) for name, tensor in (*registered, *plain) if tensor is not None]
-
-
-def _below(module: nn.Module, shadows: Shadows) -> Iterable[tuple[str, nn.Module]]:
-    """The modules below one, itself included, of which there are shadows: nothing else can have been written."""
-    todo = [("", module)]
-    seen = set()
-    while todo:
-        path, module = todo.pop()
-        if id(module) in seen or id(module) not in shadows.made:
-            continue
-        seen.add(id(module))
-        yield path, module
-        children = object.__getattribute__(module, "__dict__").get("_modules") or {}
-        for name, child in children.items():
-            if child is not None:
-                todo.append((f"{path}.{name}" if path else name, child))
 
 
 def _last(tape: Tape, window: Window) -> int:
