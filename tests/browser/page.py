@@ -85,6 +85,8 @@ class NotebookPage:
         self.page.evaluate("() => window.jupyterapp.restored.then(() => true)")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function(f"() => {{ {IDLE} return Boolean(idle); }}")
+        # The server keeps the theme that an earlier test has chosen.
+        self.theme("JupyterLab Light")
         return self
 
     def command(self, name: str, **arguments: object) -> None:

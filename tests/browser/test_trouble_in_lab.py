@@ -35,7 +35,6 @@ def test_trouble_and_explanations_are_legible_in_both_themes(lab, shots):
     assert "13 modules, 13 tensors" in notebook.output_text(2)
     code = notebook.page.locator("pre", has_text="torch.nn.init.ones_(self.weight)").last
     code.scroll_into_view_if_needed()
-    notebook.theme("JupyterLab Light")
     colour = "e => getComputedStyle(e).color"
     light = code.evaluate(colour)
     notebook.shot(shots / "trouble-light.png")
