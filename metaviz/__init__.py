@@ -2,7 +2,9 @@
 
 from metaviz.core.apply import Report, materialize, unload
 from metaviz.core.around import findings
+from metaviz.core.checkpoint import Checkpoint, checkpoint
 from metaviz.core.finding import Finding
+from metaviz.core.match import Match, match
 from metaviz.core.plan import Plan, plan
 from metaviz.core.record import build, recording
 from metaviz.core.tree import ModuleTree, tree
@@ -11,14 +13,18 @@ from metaviz.errors import MetavizError
 
 __version__ = "0.1.0"
 __all__ = [
+    "Checkpoint",
     "Finding",
+    "Match",
     "MetavizError",
     "ModuleTree",
     "Plan",
     "Report",
     "Verdict",
     "build",
+    "checkpoint",
     "findings",
+    "match",
     "materialize",
     "plan",
     "recording",

@@ -29,6 +29,14 @@ class CannotMaterialize(MetavizError):
     """Some chosen tensors have no source that can give them values."""
 
 
+class BadCheckpoint(MetavizError):
+    """A file or folder that cannot be read as a checkpoint, or only by running code that it brings along."""
+
+
+class CheckpointMismatch(CannotMaterialize):
+    """A checkpoint that does not fit the model: other names, or other shapes."""
+
+
 class UnknownDevice(MetavizError):
     """A device that this machine does not have, or that cannot hold values."""
 

@@ -75,7 +75,7 @@ def test_the_model_is_asked_as_it_is_now(model, tree):
 def test_an_unknown_path_and_an_unknown_source_are_refused(tree):
     with pytest.raises(UnknownPath, match=r"0\.weights"):
         tree.verdict("0.weights")
-    with pytest.raises(ValueError, match="source='checkpoint' is not one of"):
+    with pytest.raises(ValueError, match="source='checkpoint' needs a checkpoint"):
         tree.verdict("0", "checkpoint")
 
 
@@ -126,5 +126,7 @@ def test_the_verdicts_on_all_tensors_are_those_on_each():
         assert list(verdicts) == [row.path for row in tree.tensors]
         assert verdicts == {path: tree.verdict(path, source) for path in verdicts}
     assert list(tree["1"].verdicts()) == ["1.0.weight", "1.0.bias"]
-    with pytest.raises(ValueError, match="source='chance' is not one of 'auto', 'replay', 'reset'"):
+    with pytest.raises(
+        ValueError, match="source='chance' is not one of 'auto', 'checkpoint', 'replay', 'reset'"
+    ):
         tree.verdicts("chance")

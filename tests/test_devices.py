@@ -207,7 +207,13 @@ def test_a_limit_of_the_container_counts(monkeypatch):
         "/sys/fs/cgroup/memory.current": "900000\n",
         "/sys/fs/cgroup/memory.stat": "anon 500000\ninactive_file 300000\nactive_file 100000\n",
     }
-    monkeypatch.setattr(devices, "open", lambda path: io.StringIO(files[path]), raising=False)
+
+    def read(path: str) -> io.StringIO:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    monkeypatch.setattr(devices, "open", read, raising=False)
     assert devices.free_nbytes(CPU) == 1_000_000 - 900_000 + 300_000
     model = metaviz.build(nn.Linear, 1000, 1000)
     with pytest.raises(NotEnoughMemory, match=r"takes 3\.82 MiB on cpu, and 391 KiB are free"):
@@ -217,9 +223,6 @@ def test_a_limit_of_the_container_counts(monkeypatch):
     files["/sys/fs/cgroup/memory.max"] = "500000\n"
     assert devices.free_nbytes(CPU) == 0
     files.clear()
-    monkeypatch.setattr(
-        devices, "open", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)), raising=False
-    )
     assert devices.free_nbytes(CPU) > 1_000_000
 
 

@@ -182,9 +182,8 @@ def test_too_little_memory(monkeypatch):
     monkeypatch.setattr(devices, "free_nbytes", lambda device: 3_500_000)
     text = message(NotEnoughMemory, lambda: metaviz.materialize(model))
     assert text == (
-        "This takes 4.00 MiB on cpu, and 3.34 MiB are free. Nothing was changed. Choose a smaller part, "
-        "or take it in "
-        "fewer bits: metaviz.materialize(model, paths, dtype='bfloat16')"
+        "This takes 4.00 MiB on cpu, and 3.34 MiB are free. Nothing was changed. There is room for 0–2. "
+        "Choose a smaller part, or take it in fewer bits: metaviz.materialize(model, paths, dtype='bfloat16')"
     )
     run(text, "metaviz.materialize(model, paths, dtype='bfloat16')", model=model, paths="")
 
@@ -257,7 +256,7 @@ def test_unloading_a_tensor_with_a_gradient():
 
 
 ARGUMENTS = {
-    "source": ("rest", "source='rest' is not one of 'auto', 'replay', 'reset'."),
+    "source": ("rest", "source='rest' is not one of 'auto', 'checkpoint', 'replay', 'reset'."),
     "rng": ("fast", "rng='fast' is not one of 'eager', 'keyed', 'device'."),
     "dtype": ("int8", "dtype='int8' is not a floating-point dtype such as 'bfloat16' or torch.float16."),
     "blocked": ("ignore", "blocked='ignore' is not one of 'error', 'skip'."),

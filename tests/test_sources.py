@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import metaviz
-from metaviz.core.sources import Slot, Sources, replay_verdict
+from metaviz.core.replayable import replay_verdict
+from metaviz.core.sources import Slot, Sources
 from metaviz.errors import CannotMaterialize
 
 SEED = 5
@@ -259,7 +260,9 @@ def slot_of(model: nn.Module, name: str, kind: str = "parameter") -> Slot:
 
 def test_a_source_that_does_not_exist_is_refused():
     model = metaviz.build(nn.Linear, 2, 2)
-    with pytest.raises(ValueError, match="source='eager' is not one of 'auto', 'replay', 'reset'"):
+    with pytest.raises(
+        ValueError, match="source='eager' is not one of 'auto', 'checkpoint', 'replay', 'reset'"
+    ):
         Sources(model).verdict(model.weight, slot_of(model, "weight"), "eager")
     with pytest.raises(ValueError, match="source='eager'"):
         metaviz.plan(model, source="eager")

@@ -487,7 +487,9 @@ def test_a_tree_shows_the_marks_of_the_source_that_is_asked_for():
     assert seen_by_reset["own"].row.reason.endswith(
         'Next: metaviz.materialize(model, "own", source="replay")'
     )
-    with pytest.raises(ValueError, match="source='magic' is not one of 'auto', 'replay', 'reset'"):
+    with pytest.raises(
+        ValueError, match="source='magic' is not one of 'auto', 'checkpoint', 'replay', 'reset'"
+    ):
         tree(model, source="magic")
 
 

@@ -113,7 +113,9 @@ def test_the_marks_can_be_those_of_one_source():
     model = metaviz.build(lambda: nn.ParameterDict({"w": nn.Parameter(torch.ones(2))}))
     assert metaviz.tree(model, source="replay").row.mark == "ready"
     assert metaviz.tree(model, source="reset").row.mark == "blocked"
-    with pytest.raises(ValueError, match="source='eager' is not one of 'auto', 'replay', 'reset'"):
+    with pytest.raises(
+        ValueError, match="source='eager' is not one of 'auto', 'checkpoint', 'replay', 'reset'"
+    ):
         metaviz.tree(model, source="eager")
 
 

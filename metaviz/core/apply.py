@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from metaviz.core.choice import Fill
+from metaviz.core.description import PlannedTensor
+from metaviz.core.filling import Filled, Progress, dressed_as, fill_aside
 from metaviz.core.origin import Was, mark_real, remember, was
 from metaviz.core.paths import Model, Place, some
-from metaviz.core.plan import Fill, PlannedTensor, Work, check, prepare
-from metaviz.core.replay import draws_for, plain_torch, replay
+from metaviz.core.plan import Work, check, prepare
+from metaviz.core.replay import plain_torch
 from metaviz.core.report import Report
 from metaviz.core.swap import Change, commit
-from metaviz.core.tape import MARK, Tag, Window, tag_of, version_of, window, window_of
+from metaviz.core.tape import MARK, Tag, tag_of, version_of, window, window_of
+from metaviz.core.verify import Verifier
 from metaviz.errors import CannotMaterialize, WouldLoseValues
-
-Progress = Callable[[int, int, str], object]
 
 # One change of one model at a time: widgets call from other threads.
 _lock = threading.RLock()
@@ -38,6 +39,7 @@ def materialize(
     source: str = "auto",
     rng: str = "eager",
     dtype: torch.dtype | str | None = None,
+    checkpoint: Any = None,
     blocked: str = "error",
     progress: Progress | None = None,
 ) -> Report:
@@ -47,19 +49,24 @@ def materialize(
     never touched. An error, too little memory or Ctrl-C at any moment leaves the model as it was.
 
     Args:
-        model: A model that :func:`metaviz.build` made.
+        model: A model on meta; one that :func:`metaviz.build` made has a tape.
         paths: Module paths (each takes its subtree), tensor paths or globs such as ``"layers.*.mlp"``; ``""`` is the
             whole model.
-        device: Where the values shall be: ``"cpu"`` (default), ``"cuda:0"`` ...
-        source: ``"replay"``: run again what the constructor did. ``"reset"``: call the modules' own init methods,
-            children first, where :meth:`ModuleTree.verdict` says that they write the tensor. ``"auto"``: replay where
-            it can, else reset.
+        device: Where the values shall be: ``"cpu"`` (default), ``"cuda:0"`` ...; ``"auto"`` fills one device after the
+            other with whole blocks, as the plan says; or a dict of module paths and devices, the rest on the CPU.
+        source: ``"checkpoint"``: read what is stored. ``"replay"``: run again what the constructor did. ``"reset"``:
+            call the modules' own init methods, children first, where :meth:`ModuleTree.verdict` says that they write
+            the tensor. ``"auto"``: the first of them that can.
         rng: ``"eager"`` gives the numbers of an ordinary CPU build with the seed that was set when the model was
             built, bit for bit, whatever is chosen and on whatever device. ``"keyed"`` draws each random op on the
             device with a seed of its own: the same values for any selection. ``"device"`` draws from the device's
             global generator. A reset has no ordinary build to follow: with ``"eager"`` it draws from the CPU's global
             generator, which moves on as if you had called those methods yourself that write chosen tensors.
-        dtype: Floating-point dtype to cast to. Default: the dtype that each tensor has now.
+        dtype: Floating-point dtype to cast to, or ``"checkpoint"`` for the one that is stored. Default: the dtype that
+            each tensor has now.
+        checkpoint: Where to read values from: a path, a state dict or what :func:`metaviz.checkpoint` gives. Only the
+            bytes of the chosen tensors are read, and compared with the file afterwards. What it lacks gets its values
+            from the tape or a reset; the report says which.
         blocked: ``"error"`` refuses if a chosen tensor cannot be given values; ``"skip"`` leaves such ones on meta.
         progress: Called as ``progress(done_nbytes, total_nbytes, path)`` after each tensor. What it raises stops all.
 
@@ -71,6 +78,9 @@ def materialize(
         UnknownDevice: This machine does not have the device; those it has are named.
         CannotMaterialize: Chosen tensors have no source, and ``blocked="error"``.
         NotEnoughMemory: The values do not fit; both numbers are named.
+        BadCheckpoint: The checkpoint cannot be read.
+        CheckpointMismatch: Nothing of the checkpoint fits the model, or shapes differ; all of them are listed.
+        StalePlan: A file of the checkpoint was changed in the meantime.
 
     Example:
         >>> model = metaviz.build(torch.nn.Transformer, num_encoder_layers=48)
@@ -83,10 +93,11 @@ def materialize(
             f"progress={progress!r} cannot be called. Next: metaviz.materialize(model, paths, progress=print)"
         )
     with _alone(), plain_torch():
-        work = prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype)
+        options = {"device": device, "source": source, "rng": rng, "dtype": dtype, "checkpoint": checkpoint}
+        work = prepare(model, paths, **options)
         check(work.plan, blocked, source)
         try:
-            changes = _carry_out(work, rng, progress or (lambda *_: None))
+            changes, conflicts = _carry_out(work, rng, progress or (lambda *_: None))
             if work.program is not None:
                 work.program.advance(rng)
         except BaseException as error:
@@ -106,6 +117,8 @@ def materialize(
         described.nbytes,
         time.perf_counter() - began,
         described.pulled_in,
+        described.match,
+        conflicts,
     )
 
 
@@ -138,7 +151,7 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         pulled_in = tuple(by_tensor[id(t)][0].path for t, _ in chosen if id(t) not in named)
         blank: dict[tuple[int, int], torch.UntypedStorage] = {}
         changes = [
-            Change(tensor, _dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
+            Change(tensor, dressed_as(tensor, _on_meta(tensor, then.tag, blank)), by_tensor[id(tensor)])
             for tensor, then in chosen
         ]
         nbytes = sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t, _ in chosen)}.values())
@@ -149,8 +162,9 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
                 tuple(t.shape),
                 t.dtype,
                 t.numel() * t.element_size(),
-                "replay" if then.again else "reset",
-                "materialize it again for the same values" if then.again else "its values are gone",
+                then.source,
+                _AFTER[then.source],
+                torch.device("meta"),
             )
             for t, then in chosen
         )
@@ -168,6 +182,13 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
         time.perf_counter() - began,
         pulled_in,
     )
+
+
+_AFTER = {
+    "replay": "materialize it again for the same values",
+    "checkpoint": "materialize it again, with the same checkpoint, for the same values",
+    "reset": "its values are gone",
+}
 
 
 @contextlib.contextmanager
@@ -194,101 +215,58 @@ def _remember_as_new(changes: list[Change]) -> None:
         remember(module, lambda tensor, _: id(tensor) in back)
 
 
-def _carry_out(work: Work, rng: str, progress: Progress) -> list[Change]:
-    filled = _fill_aside(work, rng, progress)
+def _conflicts(work: Work, filled: list[Filled]) -> dict[str, str]:
+    """Of tensors and memory that are stored under several names: those that have other values under another name."""
+    found, verifier = {}, Verifier()
+    for old, new, fill in filled:
+        if fill.origin != "checkpoint":
+            continue
+        path, together = work.places[id(old)][0].path, fill.source.storage in work.loading.put_together
+        first, *others = work.loading.entries(old) or [None]
+        for other in [first, *others] if together else others:
+            stored = None if other is None else other.stored
+            known = together or first.stored is None or stored is None or stored.place != first.stored.place
+            if stored is None or not known or verifier.same(stored, new):
+                continue
+            found[path] = f"it does not have the values of {some(other.sources)}, " + (
+                "as it shares its memory with others that are stored with other ones"
+                if together
+                else f"but those of {some(first.sources)}: one tensor in the model, two in the checkpoint"
+            )
+    return found
+
+
+def _carry_out(work: Work, rng: str, progress: Progress) -> tuple[list[Change], dict[str, str]]:
+    filled = fill_aside(work, rng, progress)
+    conflicts = {} if work.loading is None else _conflicts(work, filled)
     changes = [Change(old, new, work.places[id(old)]) for old, new, _ in filled]
     changes += [_moved_lazy(old, work) for old in work.lazy]
     _mark(filled)
     commit(changes)
-    return changes
-
-
-def _fill_aside(work: Work, rng: str, progress: Progress) -> list[tuple[torch.Tensor, torch.Tensor, Fill]]:
-    """``(tensor of the model, new tensor with values, its fill)``, the model untouched."""
-    filled = []
-    device, total, done = work.plan.device, work.plan.nbytes, 0
-    draws = draws_for(rng, device)
-    by_tape: dict[int, list[Fill]] = {}
-    for fill in work.fills:
-        by_tape.setdefault(id(fill.tape), []).append(fill)
-    for fills in by_tape.values():
-        waiting: dict[int, list[Fill]] = {}
-        for fill in fills:
-            waiting.setdefault(fill.source.storage, []).append(fill)
-        for number, memory in replay(fills[0].tape, waiting, draws):
-            for fill in waiting[number]:
-                new = _filled(fill, memory, device)
-                filled += [
-                    (old, _dressed_as(old, tensor), fill)
-                    for old, tensor in zip(fill.tensors, new, strict=True)
-                ]
-                done += fill.nbytes
-                progress(done, total, work.places[id(fill.tensors[0])][0].path)
-            del memory
-    return filled
-
-
-def _filled(fill: Fill, memory: torch.UntypedStorage, device: torch.device) -> list[torch.Tensor]:
-    """New tensors for ``fill`` on ``device``, laid out as the model's."""
-    if fill.exact:
-        if memory.device != device:
-            memory = torch.UntypedStorage(memory.nbytes(), device=device).copy_(memory)
-        return [window(fill.source.storage, t).on(memory) for t in fill.tensors]
-    return [_cast(fill, memory, t, device) for t in fill.tensors]
-
-
-def _cast(fill: Fill, memory: torch.UntypedStorage, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    source = fill.source
-    if (like.size(), like.stride()) != (source.size, source.stride):
-        new = torch.empty_strided(like.size(), like.stride(), dtype=fill.dtype, device=device)
-        return new.copy_(source.on(memory))
-    # Elements may share memory (expand), and then they do so still: cast the memory, not the elements.
-    start, stop = source.extent()
-    whole = Window(
-        source.storage, source.dtype, ((stop - start) // source.dtype.itemsize,), (1,), source.offset
-    )
-    cast = whole.on(memory).to(device=device, dtype=fill.dtype, copy=True)
-    return source._replace(dtype=fill.dtype, offset=0).on(cast.untyped_storage())
-
-
-def _dressed_as(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """``new`` with the class, attributes, ``requires_grad`` and hooks of ``old``."""
-    if type(old) is not torch.Tensor:
-        new = torch.Tensor._make_subclass(type(old), new, False)
-    new.requires_grad_(old.requires_grad and old.is_leaf)
-    new.__dict__.update(old.__dict__)
-    for name in copyreg._slotnames(type(old)):
-        if hasattr(old, name):
-            setattr(new, name, getattr(old, name))
-    # Hooks live in the part that is swapped: without this they would stay behind with the old content.
-    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        if getattr(old, hooks, None) is not None and new.requires_grad:
-            setattr(new, hooks, getattr(old, hooks))
-    return new
+    return changes, conflicts
 
 
 def _moved_lazy(old: torch.Tensor, work: Work) -> Change:
     """A lazy tensor stays lazy, on the device where its first forward will give it a shape and values."""
     dtype = work.dtype if work.dtype is not None and old.is_floating_point() else old.dtype
     new = torch.empty(0, dtype=dtype, device=work.plan.device)
-    return Change(old, _dressed_as(old, new), work.places[id(old)])
+    return Change(old, dressed_as(old, new), work.places[id(old)])
 
 
-def _mark(filled: list[tuple[torch.Tensor, torch.Tensor, Fill]]) -> None:
+def _mark(filled: list[Filled]) -> None:
     """Let each new storage know what it was, so that unload can take it back; before the swap, so never late."""
-    by_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor, Fill]]] = {}
+    by_storage: dict[int, list[Filled]] = {}
     for entry in filled:
         by_storage.setdefault(entry[1].untyped_storage()._cdata, []).append(entry)
     for entries in by_storage.values():
         fill = entries[0][2]
-        again = fill.origin == "replay"
-        if again:
+        if fill.origin == "replay":
             tag = Tag(fill.tape, fill.source.storage, None if fill.exact else fill.source)
         else:
             tag = _tag_before(entries[0][0], fill)
         # Whether the swap will keep the old object or the new one, its version is that of the new content.
         versions = {id(tensor): version_of(new) for old, new, _ in entries for tensor in (old, new)}
-        mark_real(entries[0][1].untyped_storage(), Was(tag, versions, again))
+        mark_real(entries[0][1].untyped_storage(), Was(tag, versions, fill.origin))
 
 
 def _tag_before(old: torch.Tensor, fill: Fill) -> Tag | None:
@@ -320,7 +298,7 @@ def _unloadable(
             lost[by_tensor[identity][0].path] = (
                 "metaviz did not give it its values, or they were cast or moved since"
             )
-        elif not force and not then.again:
+        elif not force and then.source == "reset":
             lost[by_tensor[identity][0].path] = "reset gave it its values, and may give it others"
         elif not force and then.versions.get(identity) != version_of(tensor):
             lost[by_tensor[identity][0].path] = "it was changed since it was materialized"

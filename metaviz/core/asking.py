@@ -10,10 +10,16 @@ from torch import nn
 
 from metaviz.core.attributes import registered_ids, slots
 from metaviz.core.columns import Columns
+from metaviz.core.loading import Loading
 from metaviz.core.paths import children_of
 from metaviz.core.sources import Slot, Sources, check_source
 from metaviz.core.verdict import Verdict, together
 from metaviz.errors import UnknownPath
+
+
+def sources_for(model: nn.Module, columns: Columns) -> Sources:
+    """All that can give the tensors of a model values, the checkpoint that its tree was made with included."""
+    return Sources(model, None if columns.checkpoint is None else Loading(model, columns.checkpoint))
 
 
 def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) -> dict[str, Verdict]:
@@ -23,8 +29,8 @@ def verdicts_below(model: nn.Module, columns: Columns, row: int, source: str) ->
         UnknownPath: The model has nothing at one of the rows any more.
         ValueError: There is no such source.
     """
-    check_source(source)
-    asked, known, found = Sources(model), {}, {}
+    check_source(source, True if source != "checkpoint" else columns.checkpoint)
+    asked, known, found = sources_for(model, columns), {}, {}
     registered = functools.cache(lambda: registered_ids(model))
     for each in range(row, columns.ends[row]):
         if columns.forms[each].facts is not None:
@@ -42,8 +48,8 @@ def verdict_at(model: nn.Module, columns: Columns, row: int, source: str) -> Ver
         UnknownPath: The model has nothing at that row any more.
         ValueError: There is no such source.
     """
-    check_source(source)
-    asked = Sources(model)
+    check_source(source, True if source != "checkpoint" else columns.checkpoint)
+    asked = sources_for(model, columns)
     if columns.forms[row].kind != "module":
         if row in columns.troubles:
             return Verdict(False, None, columns.troubles[row], kind="unsupported")

@@ -11,9 +11,10 @@ from torch.nn.parameter import is_lazy
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import Place
 from metaviz.core.program import Program
+from metaviz.core.replay import CPU
 from metaviz.core.shadow import is_plain
 from metaviz.core.sources import Slot, Sources, check_source
-from metaviz.core.tape import Tape, Window
+from metaviz.core.tape import Tape, Window, window
 from metaviz.core.verdict import Verdict
 
 
@@ -31,6 +32,7 @@ class Fill:
     tensors: list[torch.Tensor]
     reasons: list[str]
     origin: str
+    device: torch.device = CPU
 
     @property
     def nbytes(self) -> int:
@@ -47,8 +49,9 @@ class Choice:
 
     Args:
         sources: Of the model.
-        source: ``"auto"``, ``"replay"`` or ``"reset"``.
-        dtype: Floating-point dtype to cast to, None for what each tensor has now.
+        source: ``"auto"``, ``"checkpoint"``, ``"replay"`` or ``"reset"``.
+        dtype: Floating-point dtype to cast to, ``"checkpoint"`` for the one that is stored, None for what each tensor
+            has now.
 
     Attributes:
         fills: What is to be filled, by the memory that it fills.
@@ -59,8 +62,8 @@ class Choice:
         ValueError: There is no such source.
     """
 
-    def __init__(self, sources: Sources, source: str, dtype: torch.dtype | None) -> None:
-        check_source(source)
+    def __init__(self, sources: Sources, source: str, dtype: torch.dtype | str | None) -> None:
+        check_source(source, sources.loading)
         self.fills: dict[Any, Fill] = {}
         self.blocked: dict[str, str] = {}
         self.program: Program | None = None
@@ -75,17 +78,25 @@ class Choice:
             tensors: The places of each tensor.
             by_tensor: The places of every tensor of the model, by its id.
         """
-        resets: list[tuple[Place, Verdict]] = []
+        by_source: dict[str, list[tuple[Place, Verdict]]] = {"checkpoint": [], "replay": [], "reset": []}
         for places in tensors:
             place, verdict = self._best(places)
-            if not verdict.can:
+            if verdict.can:
+                by_source[verdict.source].append((place, verdict))
+            else:
                 self._block(place, verdict.reason, verdict.fix)
-            elif verdict.source == "reset":
-                resets.append((place, verdict))
+        stored = by_source["checkpoint"]
+        partly = {place.slot.tensor.untyped_storage()._cdata for place, _ in stored}
+        for place, verdict in by_source["replay"]:
+            # What shares its memory with something that is stored stays in one memory with it.
+            if place.slot.tensor.untyped_storage()._cdata in partly:
+                stored.append((place, verdict))
             else:
                 self._replay(place, verdict)
-        if resets:
-            self._reset(self._with_shared_memory(resets, by_tensor))
+        if stored:
+            self._load(stored, by_tensor)
+        if by_source["reset"]:
+            self._reset(self._with_shared_memory(by_source["reset"], by_tensor))
 
     def _best(self, places: list[Place]) -> tuple[Place, Verdict]:
         """The place that helps most, and the verdict there: of a tensor in several slots, not all may be known."""
@@ -104,6 +115,30 @@ class Choice:
         origin = origin_of(place.slot.tensor, place.module, name)
         self._fill(place.slot.tensor, origin.tape, origin.window, origin.exact, "replay", verdict.reason)
 
+    def _load(self, chosen: list[tuple[Place, Verdict]], by_tensor: dict[int, list[Place]]) -> None:
+        loading, together = self._sources.loading, _sharing(by_tensor)
+        numbers: dict[int, int] = {}
+        for place, verdict in chosen:
+            tensor = place.slot.tensor
+            memory = tensor.untyped_storage()._cdata
+            others = together[memory]
+            if len(others) == 1:
+                source = loading.window(tensor)
+            else:
+                if memory not in numbers:
+                    numbers[memory] = loading.shared([other.slot.tensor for other in others])
+                # What shares the memory comes along, so it has to have values, too.
+                missing = next(
+                    (o for o in others if loading.tape.unwritten(window(numbers[memory], o.slot.tensor))),
+                    None,
+                )
+                if missing is not None:
+                    why = f"It shares its memory with {missing.path}, of which {loading.checkpoint.called} has not all"
+                    self._block(place, why, None)
+                    continue
+                source = window(numbers[memory], tensor)
+            self._fill(tensor, loading.tape, source, True, "checkpoint", verdict.reason)
+
     def _reset(self, chosen: list[tuple[Place, Verdict]]) -> None:
         program = Program(self._sources, [(place.slot.tensor, slot_of(place)) for place, _ in chosen])
         self.program = program
@@ -119,10 +154,16 @@ class Choice:
     def _fill(
         self, tensor: torch.Tensor, tape: Tape, window: Window, same: bool, origin: str, reason: str
     ) -> None:
-        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+        dtype = tensor.dtype
+        if self._dtype == "checkpoint":
+            dtype = self._sources.loading.dtype(tensor) if origin == "checkpoint" else dtype
+        elif self._dtype is not None and tensor.is_floating_point():
+            dtype = self._dtype
         # A method may have put the tensor on other memory, or on its own in another order.
         exact = same and dtype == window.dtype and _is_laid_out_as(tensor, tape, window)
-        key = (id(tape), window.storage) if exact else id(tensor)
+        key = (id(tape), window.storage)
+        if not exact or (key in self.fills and not _share(tensor, self.fills[key].tensors[0])):
+            exact, key = False, id(tensor)
         fill = self.fills.setdefault(key, Fill(tape, window, exact, dtype, [], [], origin))
         fill.tensors.append(tensor)
         fill.reasons.append(reason)
@@ -151,6 +192,20 @@ class Choice:
                     place, f"It shares its memory with {wrong[0].path}. {wrong[1].reason}", wrong[1].fix
                 )
         return kept
+
+
+def _sharing(by_tensor: dict[int, list[Place]]) -> dict[int, list[Place]]:
+    """The first places of the tensors on meta, by the memory that they will have."""
+    found: dict[int, list[Place]] = {}
+    for place, *_ in by_tensor.values():
+        tensor = place.slot.tensor
+        if not is_lazy(tensor) and is_plain(tensor) and tensor.is_meta:
+            found.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+    return found
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _is_laid_out_as(tensor: torch.Tensor, tape: Tape, window: Window) -> bool:

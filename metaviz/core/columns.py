@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+from metaviz.core.checkpoint import Checkpoint
 from metaviz.core.measure import Facts
 from metaviz.core.tally import Tally, by_path, total
 
@@ -54,10 +55,12 @@ class Columns:
         prediction: What Lightning would do, once it has been asked for.
         called: What the user calls the model, for code to paste.
         source: Which source was asked about the meta tensors; `"auto"` for the best of all.
+        checkpoint: The checkpoint that was asked, None where none was given.
     """
 
     def __init__(self):
         self.source = "auto"
+        self.checkpoint: Checkpoint | None = None
         self.prediction: Any = None
         self.called = "model"
         self.names: list[str] = []

@@ -2,12 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import platform
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import torch
 
+from metaviz.core.units import format_bytes
 from metaviz.errors import UnknownDevice
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """A device that can hold values.
+
+    Attributes:
+        device: As torch names it.
+        name: What people call it.
+        total_nbytes: Bytes of its memory, None where it does not say.
+        free_nbytes: Bytes that can still be allocated, None where it does not say.
+    """
+
+    device: torch.device
+    name: str
+    total_nbytes: int | None
+    free_nbytes: int | None
+
+    def __str__(self) -> str:
+        known = [
+            f"{format_bytes(nbytes)} {word}"
+            for nbytes, word in ((self.free_nbytes, "free"), (self.total_nbytes, "in all"))
+            if nbytes is not None
+        ]
+        return f"{self.device}: {self.name}, {' of '.join(known) or 'memory not known'}"
+
+
+def listed() -> tuple[Device, ...]:
+    """Every device that tensors can be materialized on, accelerators first and the CPU last.
+
+    To say how much of its memory is free, an accelerator of most kinds needs a context in this process, which takes
+    memory of it: torch has no other way to ask.
+    """
+    return tuple(_described(torch.device(name)) for name in [*names()[1:], "cpu"])
+
+
+def _described(device: torch.device) -> Device:
+    if device.type == "cpu":
+        limit = _cgroup_limit()
+        total = psutil.virtual_memory().total
+        return Device(device, _processor(), min(total, limit), free_nbytes(device))
+    module = torch.get_device_module(device)
+    ask = getattr(module, "get_device_name", lambda _: device.type.upper())
+    memory = getattr(module, "mem_get_info", None)
+    free, total = memory(device) if memory else (None, None)
+    return Device(device, ask(device), total, free)
+
+
+def _processor() -> str:
+    """The processor as Linux names it; elsewhere what Python knows."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            found = next((line.partition(":")[2] for line in file if line.startswith("model name")), "")
+    except OSError:
+        found = ""
+    return found.strip() or platform.processor() or "CPU"
 
 
 def names() -> list[str]:
@@ -58,21 +119,57 @@ def resident_nbytes() -> int:
     return psutil.Process().memory_info().rss
 
 
+_UNLIMITED = 1 << 62
+
+
 def _cgroup_free() -> int:
     """Bytes that the container may still take; more than any machine has where there is no limit.
 
-    Source: the kernel's documentation of control group v2, files memory.max, memory.current and memory.stat.
+    Each control group above this process may have a limit, and what is in use counts in all of them. Source: the
+    kernel's documentation of control groups, v2 (memory.max, memory.current, memory.stat) and v1
+    (memory.limit_in_bytes, memory.usage_in_bytes).
     """
-    unlimited = 1 << 62
+    return min((max(0, limit - used) for limit, used in _cgroups()), default=_UNLIMITED)
+
+
+def _cgroup_limit() -> int:
+    return min((limit for limit, _ in _cgroups()), default=_UNLIMITED)
+
+
+def _cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Iterator[tuple[int, int]]:
+    """``(limit, bytes in use that are not given back under pressure)`` of each control group with a limit."""
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
-            most = limit.read().strip()
-            if most == "max":
-                return unlimited
-            used = int(current.read())
-        with open("/sys/fs/cgroup/memory.stat") as stat:
-            counts = dict(line.split() for line in stat)
-    except (OSError, ValueError):
-        return unlimited
-    # The page cache is given back under pressure.
-    return max(0, int(most) - used + int(counts.get("inactive_file", 0)))
+        with open(own) as file:
+            lines = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        lines = []
+    groups = [("", "/")]
+    for _, kinds, path in (line for line in lines if len(line) == 3):
+        if kinds in ("", "memory"):
+            groups.append(("memory" if kinds else "", path))
+    seen = set()
+    for kind, path in groups:
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for k in range(len(parts) + 1):
+            folder = os.path.join(root, kind, *parts[:k])
+            if folder not in seen:
+                seen.add(folder)
+                yield from _limits(folder)
+
+
+def _limits(folder: str) -> Iterator[tuple[int, int]]:
+    for most, current in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            with open(os.path.join(folder, most)) as limit, open(os.path.join(folder, current)) as used:
+                text, now = limit.read().strip(), int(used.read())
+            with open(os.path.join(folder, "memory.stat")) as stat:
+                counts = dict(line.split() for line in stat)
+        except (OSError, ValueError):
+            continue
+        # v1 says "none" with the largest number that fits.
+        if text != "max" and int(text) < 1 << 60:
+            # The page cache is given back under pressure.
+            yield int(text), max(0, now - int(counts.get("inactive_file", 0)))

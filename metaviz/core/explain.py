@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from metaviz.core.asking import tensor_at, tensors_below
+from metaviz.core.asking import sources_for, tensor_at, tensors_below
 from metaviz.core.causes import Authors, module_of
 from metaviz.core.columns import Columns
 from metaviz.core.initcode import reset_method
@@ -15,7 +15,7 @@ from metaviz.core.methods import lookup
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import modules
 from metaviz.core.reasons import as_called, fact, step
-from metaviz.core.sources import SOURCES, Slot, Sources
+from metaviz.core.sources import SOURCES, Slot
 from metaviz.core.units import format_bytes, format_exact, plural
 from metaviz.core.verdict import Verdict, together
 from metaviz.errors import UnknownPath
@@ -112,7 +112,7 @@ class _Asked:
 
     def __init__(self, model: nn.Module, columns: Columns, row: int) -> None:
         self._model, self._columns, self._row = model, columns, row
-        self._sources = Sources(model)
+        self._sources = sources_for(model, columns)
         self._single = columns.forms[row].kind != "module"
         below = [tensor_at(model, columns, row)] if self._single else tensors_below(model, columns, row)
         self._below = [
@@ -129,6 +129,8 @@ class _Asked:
 
     def answers(self) -> Iterator[Answer]:
         for source in SOURCES[1:]:
+            if source == "checkpoint" and self._columns.checkpoint is None:
+                continue
             found = [self._verdict(tensor, slot, source) for tensor, slot in self._below]
             verdict = found[0] if self._single else together(found, source)
             doubt = verdict.faithful is None and self._authored()

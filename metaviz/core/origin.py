@@ -47,12 +47,12 @@ class Was(NamedTuple):
     Attributes:
         tag: Its tag on meta, None if it had none.
         versions: By id, each tensor's version when it was filled.
-        again: Whether its values can be had again.
+        source: Where its values came from: only those of a reset cannot be had again.
     """
 
     tag: Tag | None
     versions: dict[int, int]
-    again: bool = True
+    source: str = "replay"
 
 
 # Modules by id: their classes may forbid hashing. An entry goes when its module does.

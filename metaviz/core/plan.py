@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,92 +11,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metaviz.core import devices
+from metaviz.core.checkpoint import checkpoint as opened
 from metaviz.core.choice import Choice, Fill
+from metaviz.core.description import Plan, PlannedTensor
+from metaviz.core.loading import Loading
+from metaviz.core.match import Match, matching
 from metaviz.core.paths import Model, Place, some
+from metaviz.core.placing import Targets
 from metaviz.core.program import Program
-from metaviz.core.replay import CPU, draws_for, peak_nbytes, plain_torch
-from metaviz.core.sources import Sources
+from metaviz.core.replay import CPU, draws_for, plain_torch
+from metaviz.core.runs import peak
+from metaviz.core.sources import Sources, check_source
 from metaviz.core.units import format_bytes
-from metaviz.errors import CannotMaterialize, NotEnoughMemory
-
-_SHOWN = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """One tensor of a plan.
-
-    Attributes:
-        path: Its first path in the model.
-        also: Its other paths (ties, references in lists).
-        shape: Its shape.
-        dtype: The dtype that it will have.
-        nbytes: Bytes that it will take; 0 for what shares its memory with an earlier one of the plan.
-        source: ``"replay"`` or ``"reset"``.
-        reason: Where the values come from.
-    """
-
-    path: str
-    also: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-    source: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """What :func:`metaviz.materialize` would do. A description: nothing is allocated, no value is read.
-
-    Attributes:
-        tensors: The tensors that would get values.
-        blocked: ``{path: reason}`` of chosen tensors that no source can give values.
-        lazy: Paths of chosen lazy tensors; they move to the device and get a shape with the first forward.
-        kept: Paths of chosen tensors that are real already.
-        pulled_in: Paths that were not chosen but share memory with one that was.
-        device: Where the values would be.
-        rng: ``"eager"``, ``"keyed"`` or ``"device"``.
-        nbytes: Bytes that the tensors would take on ``device``.
-        peak_nbytes: Most bytes in use at any time while filling, per device.
-        free_nbytes: Bytes free now, per device.
-    """
-
-    tensors: tuple[PlannedTensor, ...]
-    blocked: dict[str, str]
-    lazy: tuple[str, ...]
-    kept: tuple[str, ...]
-    pulled_in: tuple[str, ...]
-    device: torch.device
-    rng: str
-    nbytes: int
-    peak_nbytes: dict[torch.device, int]
-    free_nbytes: dict[torch.device, int]
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is enough free memory on every device that the plan uses."""
-        return all(need <= self.free_nbytes[device] for device, need in self.peak_nbytes.items())
-
-    def __str__(self) -> str:
-        count = len(self.tensors)
-        lines = [
-            f"{count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)} → {self.device}, "
-            + ("fits" if self.fits else "does NOT fit")
-            + f", {from_sources(self.tensors)} (rng={self.rng!r})"
-        ]
-        for device, need in self.peak_nbytes.items():
-            lines.append(
-                f"{device}: {format_bytes(need)} at most, {format_bytes(self.free_nbytes[device])} free"
-            )
-        lines += [f"blocked  {path}: {reason}" for path, reason in list(self.blocked.items())[:_SHOWN]]
-        if len(self.blocked) > _SHOWN:
-            lines.append(f"blocked  … and {len(self.blocked) - _SHOWN} more")
-        notes = {"lazy": self.lazy, "real already": self.kept, "shares memory, comes along": self.pulled_in}
-        lines += [f"{words}: {some(paths)}" for words, paths in notes.items() if paths]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+from metaviz.errors import CannotMaterialize, CheckpointMismatch, NotEnoughMemory
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,14 +36,7 @@ class Work:
     places: dict[int, list[Place]]
     dtype: torch.dtype | None
     program: Program | None
-
-
-def from_sources(tensors: Iterable[PlannedTensor]) -> str:
-    """How many tensors come from which source: `"from replay"`, `"12 from replay, 2 from reset"`."""
-    counts = Counter(tensor.source for tensor in tensors)
-    if len(counts) < 2:
-        return f"from {next(iter(counts), 'replay')}"
-    return ", ".join(f"{number:,} from {source}" for source, number in counts.items())
+    loading: Loading | None
 
 
 def plan(
@@ -128,16 +47,20 @@ def plan(
     source: str = "auto",
     rng: str = "eager",
     dtype: torch.dtype | str | None = None,
+    checkpoint: Any = None,
 ) -> Plan:
     """Say what :func:`metaviz.materialize` with the same arguments would do, and do nothing.
 
     Args:
         model: The model.
         paths: Module paths (each takes its subtree), tensor paths or globs; ``""`` is the whole model.
-        device: Where the values shall be. Default: CPU.
-        source: ``"replay"``, ``"reset"``, or ``"auto"``: replay where it can, else reset.
+        device: Where the values shall be: a device, ``"auto"`` to spread the parts over all there are, or a dict of
+            module paths and devices (the rest goes to the CPU). Default: CPU.
+        source: ``"checkpoint"``, ``"replay"``, ``"reset"``, or ``"auto"`` for the first of them that can.
         rng: ``"eager"``, ``"keyed"`` or ``"device"``.
-        dtype: Floating-point dtype to cast to. Default: what each tensor has now.
+        dtype: Floating-point dtype to cast to, or ``"checkpoint"`` for what is stored. Default: what each tensor has
+            now.
+        checkpoint: A path, a state dict or :func:`metaviz.checkpoint`; only its headers are read.
 
     Returns:
         The plan. Its text says what, where, from which source, and whether it fits.
@@ -145,6 +68,8 @@ def plan(
     Raises:
         UnknownPath: A path means nothing in this model.
         UnknownDevice: This machine does not have the device.
+        BadCheckpoint: The checkpoint cannot be read.
+        CheckpointMismatch: Nothing in the checkpoint fits the model.
 
     Example:
         >>> model = metaviz.build(torch.nn.Linear, 1024, 1024)
@@ -152,53 +77,72 @@ def plan(
         4194304
     """
     with plain_torch():
-        return prepare(model, paths, device=device, source=source, rng=rng, dtype=dtype).plan
+        options = {"device": device, "source": source, "rng": rng, "dtype": dtype, "checkpoint": checkpoint}
+        return prepare(model, paths, **options).plan
 
 
 def prepare(
-    model: nn.Module, paths: str | Iterable[str], *, device: Any, source: str, rng: str, dtype: Any
+    model: nn.Module,
+    paths: str | Iterable[str],
+    *,
+    device: Any,
+    source: str,
+    rng: str,
+    dtype: Any,
+    checkpoint: Any,
 ) -> Work:
     """The plan and what it is about; raises what :func:`plan` raises. Call it under :func:`plain_torch`."""
-    target = devices.resolve(device)
-    wanted = _floating(dtype)
+    wanted = dtype if isinstance(dtype, str) and dtype == "checkpoint" else _floating(dtype)
+    check_source(source if wanted != "checkpoint" or checkpoint is not None else "checkpoint", checkpoint)
     draws_for(rng, CPU)
     view = Model(model)
+    targets = Targets(device, view)
     chosen = view.select(paths)
     by_tensor: dict[int, list[Place]] = {}
     for place in view.places:
         by_tensor.setdefault(id(place.slot.tensor), []).append(place)
-    lazy: list[torch.Tensor] = []
-    kept: list[str] = []
-    asked: list[list[Place]] = []
-    for identity in dict.fromkeys(id(place.slot.tensor) for place in chosen):
-        places = by_tensor[identity]
-        tensor = places[0].slot.tensor
-        if is_lazy(tensor):
-            if tensor.is_meta:
-                lazy.append(tensor)
-        elif not tensor.is_meta:
-            kept.append(places[0].path)
-        else:
-            asked.append(places)
-    choice = Choice(Sources(model), source, wanted)
+    asked, kept, lazy = _sorted(chosen, by_tensor)
+    loading = None if checkpoint is None else Loading(model, opened(checkpoint))
+    match = None if loading is None else matching(view, loading)
+    choice = Choice(Sources(model, loading), source, wanted)
     choice.add(asked, by_tensor)
     fills, blocked = choice.fills, choice.blocked
     pulled_in = _pull_in(fills, blocked, by_tensor)
     found = list(fills.values())
-    need = _peak(found, target, rng)
+    spread = targets.place(found, by_tensor)
+    need = peak(found, rng) or {targets.first: 0}
     described = Plan(
         tensors=tuple(_describe(found, by_tensor)),
         blocked=blocked,
         lazy=tuple(by_tensor[id(t)][0].path for t in lazy),
-        kept=tuple(kept),
+        kept=tuple(places[0].path for places in kept),
         pulled_in=pulled_in,
-        device=target,
+        device=found[0].device if found else targets.first,
         rng=rng,
         nbytes=sum(fill.nbytes for fill in found),
         peak_nbytes=need,
         free_nbytes={where: devices.free_nbytes(where) for where in need},
+        match=match,
+        spread=spread,
+        would_fit=targets.would_fit(found, by_tensor, need),
     )
-    return Work(described, found, lazy, by_tensor, wanted, choice.program)
+    dtype = None if wanted == "checkpoint" else wanted
+    return Work(described, found, lazy, by_tensor, dtype, choice.program, loading)
+
+
+def _sorted(
+    chosen: list[Place], by_tensor: dict[int, list[Place]]
+) -> tuple[list[list[Place]], list[list[Place]], list[torch.Tensor]]:
+    """The places of the tensors that are on meta, of those that are real, and the lazy tensors."""
+    asked, kept, lazy = [], [], []
+    for identity in dict.fromkeys(id(place.slot.tensor) for place in chosen):
+        places = by_tensor[identity]
+        tensor = places[0].slot.tensor
+        if not is_lazy(tensor):
+            (asked if tensor.is_meta else kept).append(places)
+        elif tensor.is_meta:
+            lazy.append(tensor)
+    return asked, kept, lazy
 
 
 def check(described: Plan, blocked: str = "error", source: str = "auto") -> None:
@@ -216,6 +160,8 @@ def check(described: Plan, blocked: str = "error", source: str = "auto") -> None
     if blocked not in ("error", "skip"):
         raise ValueError(f"blocked={blocked!r} is not one of 'error', 'skip'.")
     if described.blocked and blocked == "error":
+        if described.match is not None:
+            _refuse_shapes(described, described.match)
         count = len(described.blocked)
         total = count + len(described.tensors)
         path, reason = next(iter(described.blocked.items()))
@@ -231,10 +177,24 @@ def check(described: Plan, blocked: str = "error", source: str = "auto") -> None
     for device, need in described.peak_nbytes.items():
         free = described.free_nbytes[device]
         if need > free:
+            fits = f"There is room for {some(described.would_fit)}. " if described.would_fit else ""
             raise NotEnoughMemory(
                 f"This takes {format_bytes(need)} on {device}, and {format_bytes(free)} are free. Nothing was changed. "
-                f"Choose a smaller part, {_smaller(described, free)}"
+                f"{fits}Choose a smaller part, {_smaller(described, free)}"
             )
+
+
+def _refuse_shapes(described: Plan, match: Match) -> None:
+    """Refuse a checkpoint with tensors of other shapes: it is of another model, or of one that is set up otherwise."""
+    differ = {path: reason for path, reason in described.blocked.items() if path in match.shapes}
+    if differ:
+        listed = "".join(f"\n  {path}: {reason}" for path, reason in differ.items())
+        raise CheckpointMismatch(
+            f"{len(differ)} of {len(described.blocked) + len(described.tensors)} chosen tensors have another shape in "
+            f"{match.checkpoint.called}. Nothing was changed.{listed}\n"
+            "Next: build the model with the configuration of the checkpoint, or leave them out: "
+            "metaviz.checkpoint(path, key_map=lambda name: None if name in names else name)"
+        )
 
 
 def _smaller(described: Plan, free: int) -> str:
@@ -282,33 +242,20 @@ def _pull_in(
     return tuple(found)
 
 
-def _peak(fills: list[Fill], target: torch.device, rng: str) -> dict[torch.device, int]:
-    """Most bytes in use on each device while the fills are done one tape after the other."""
-    where = draws_for(rng, CPU).device if rng == "eager" else target
-    need = {where: 0, target: 0}
-    done = 0
-    for tape in {id(fill.tape): fill.tape for fill in fills}.values():
-        stays: dict[int, int] = {}
-        goes: dict[int, int] = {}
-        for fill in fills:
-            if fill.tape is tape:
-                number = fill.source.storage
-                stays[number] = stays.get(number, 0) + (fill.nbytes if fill.exact and where == target else 0)
-                goes[number] = goes.get(number, 0) + (0 if fill.exact and where == target else fill.nbytes)
-        same = where == target
-        peak = peak_nbytes(tape, goes, stays, goes if same else {})
-        need[where] = max(need[where], peak + (done if same else 0))
-        done += sum(fill.nbytes for fill in fills if fill.tape is tape)
-    need[target] = max(need[target], done)
-    return {device: nbytes for device, nbytes in need.items() if nbytes or device == target}
-
-
 def _describe(fills: list[Fill], by_tensor: dict[int, list[Place]]) -> Iterable[PlannedTensor]:
     for fill in fills:
         nbytes = fill.nbytes
         for tensor, reason in zip(fill.tensors, fill.reasons, strict=True):
             path, *also = (place.path for place in by_tensor[id(tensor)])
             yield PlannedTensor(
-                path, tuple(also), tuple(tensor.shape), fill.dtype, nbytes, fill.origin, reason
+                path,
+                tuple(also),
+                tuple(tensor.shape),
+                fill.dtype,
+                nbytes,
+                fill.origin,
+                reason,
+                fill.device,
+                tensor.requires_grad,
             )
             nbytes = 0

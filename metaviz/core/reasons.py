@@ -45,6 +45,8 @@ def step(columns: Columns, row: int) -> str | None:
             return answer.fix
         where = f", {quoted(path)}" if path else ""
         source = "" if columns.source == "auto" else f', source="{columns.source}"'
+        if columns.checkpoint is not None:
+            source += f", checkpoint={'state' if columns.checkpoint.path is None else repr(columns.checkpoint.path)}"
         return f'metaviz.materialize(model{where}, device="cpu"{source})'
     first = next(blocked(columns, row), None)
     if first is None:

@@ -116,6 +116,11 @@ def replay(
                 del memory[storage]
 
 
+def order(tape: Tape, storages: Iterable[int]) -> list[int]:
+    """The numbers of the ops that :func:`replay` runs for ``storages``, in its order."""
+    return _schedule(tape, set(storages))[0]
+
+
 def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copies: dict[int, int]) -> int:
     """Most bytes that :func:`replay` and its caller have in use at any time.
 
@@ -135,10 +140,9 @@ def peak_nbytes(tape: Tape, storages: Iterable[int], stays: dict[int, int], copi
             if storage not in live:
                 live.add(storage)
                 now += tape.storages[storage].nbytes
-        # A torch.nn.init call that was taken as one op works with copies of its tensor.
-        inner = (
-            0 if hasattr(op.func, "_schema") else 4 * sum(tape.storages[w.storage].nbytes for w in op.writes)
-        )
+        # A torch.nn.init call that was taken as one op works with copies of its tensor, and so does another tape.
+        times = 4 * (not op.outputs or op.func is values_of_another) * (not hasattr(op.func, "_schema"))
+        inner = times * sum(tape.storages[w.storage].nbytes for w in op.writes)
         most = max(most, now + inner)
         for storage in done_after.get(k, ()):
             most = max(most, now + copies.get(storage, 0))

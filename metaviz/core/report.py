@@ -6,7 +6,9 @@ import dataclasses
 
 import torch
 
-from metaviz.core.plan import PlannedTensor, from_sources, some
+from metaviz.core.description import PlannedTensor, from_elsewhere, from_sources, on_devices
+from metaviz.core.match import Match
+from metaviz.core.paths import some
 from metaviz.core.units import format_bytes, format_seconds
 
 
@@ -23,10 +25,12 @@ class Report:
         repointed: Paths whose tensor object had to be replaced by a new one, because something holds on to the old
             one: an optimizer or a hook made before may still have that.
         stranded: Paths that still hold the old tensor, because a tuple or a frozen object holds it.
-        device: Where the tensors are now.
+        device: Where the tensors are now; of several, the first.
         nbytes: Bytes that they take there.
         seconds: Time that it took.
         pulled_in: Paths that were not chosen but share memory with one that was.
+        match: How the checkpoint fits the model, None where none was given.
+        conflicts: ``{path: sentence}`` of tensors that are stored under several names, with other values.
     """
 
     action: str
@@ -40,16 +44,27 @@ class Report:
     nbytes: int
     seconds: float
     pulled_in: tuple[str, ...] = ()
+    match: Match | None = None
+    conflicts: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def devices(self) -> dict[torch.device, int]:
+        """The devices where the tensors are now, and how many bytes on each."""
+        return on_devices(self.tensors, self.device)
+
+    def _where(self) -> str:
+        found = self.devices
+        if len(found) == 1:
+            return str(self.device)
+        return ", ".join(f"{device} ({format_bytes(nbytes)})" for device, nbytes in found.items())
 
     def __str__(self) -> str:
         count = len(self.tensors)
         # That values come from the tape goes without saying; that others do has to be said.
         named = {tensor.source for tensor in self.tensors} - {"replay"}
         source = f" {from_sources(self.tensors)}," if named else ""
-        lines = [
-            f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)},{source} on {self.device} "
-            f"in {format_seconds(self.seconds)}"
-        ]
+        what = f"{self.action} {count} tensor{'s' * (count != 1)}, {format_bytes(self.nbytes)}"
+        lines = [f"{what},{source} on {self._where()} in {format_seconds(self.seconds)}"]
         notes = {
             "left on meta, blocked": self.skipped,
             "real already": self.kept,
@@ -59,6 +74,9 @@ class Report:
             "still the old tensor (held by a tuple or a frozen object)": self.stranded,
         }
         lines += [f"{words}: {some(paths)}" for words, paths in notes.items() if paths]
+        if self.match is not None:
+            lines += from_elsewhere(self.tensors, self.match)
+        lines += [f"conflict at {path}: {sentence}" for path, sentence in self.conflicts.items()]
         return "\n".join(lines)
 
     __repr__ = __str__

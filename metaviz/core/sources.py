@@ -10,26 +10,35 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from metaviz.core.loading import Loading
 from metaviz.core.loads import loaded
 from metaviz.core.measure import measure, unfillable
 from metaviz.core.offload import offloaded
-from metaviz.core.origin import Origin, edited, origin_of
+from metaviz.core.origin import Origin, origin_of
 from metaviz.core.paths import below
-from metaviz.core.provenance import said
 from metaviz.core.reasons import quoted
+from metaviz.core.replayable import replay_verdict
 from metaviz.core.reset import Resets, Step
 from metaviz.core.signature import root, same, signature
-from metaviz.core.units import format_bytes
 from metaviz.core.verdict import Verdict
 
 #: The sources that can be asked for; ``"auto"`` takes the first of the others that can.
-SOURCES = ("auto", "replay", "reset")
+SOURCES = ("auto", "checkpoint", "replay", "reset")
 
 
-def check_source(source: str) -> None:
-    """Raise ValueError where there is no such source."""
+def check_source(source: str, checkpoint: object = True) -> None:
+    """Raise ValueError where there is no such source, or the source is a checkpoint and there is none."""
     if source not in SOURCES:
         raise ValueError(f"source={source!r} is not one of {', '.join(map(repr, SOURCES))}.")
+    if source == "checkpoint" and checkpoint is None:
+        raise ValueError(
+            "source='checkpoint' needs a checkpoint. Next: metaviz.materialize(model, checkpoint='model.safetensors')"
+        )
+    if source in ("replay", "reset") and checkpoint not in (None, True):
+        raise ValueError(
+            f"A checkpoint is given, and source={source!r} would not look at it. Leave out one of the two: "
+            "metaviz.materialize(model, checkpoint='model.safetensors')"
+        )
 
 
 class Slot(NamedTuple):
@@ -45,10 +54,12 @@ class Sources:
 
     Args:
         model: The model.
+        loading: A checkpoint for it, where one is given.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loading: Loading | None = None) -> None:
         self.model = model
+        self.loading = loading
         self._of_kind: dict[tuple, Verdict] = {}
 
     def __call__(self, tensor: torch.Tensor, module: nn.Module, name: str, kind: str) -> Verdict:
@@ -61,12 +72,12 @@ class Sources:
         Args:
             tensor: The tensor, on any device.
             slot: Where the model holds it; of a tied one, the first place.
-            source: ``"auto"``, ``"replay"`` or ``"reset"``.
+            source: ``"auto"``, ``"checkpoint"``, ``"replay"`` or ``"reset"``.
 
         Raises:
             ValueError: There is no such source.
         """
-        check_source(source)
+        check_source(source, True if source != "checkpoint" else self.loading)
         plain = type(tensor) is nn.Parameter or type(tensor) is torch.Tensor
         if not (plain and tensor.is_meta):
             facts, _ = measure(tensor, {})
@@ -79,11 +90,22 @@ class Sources:
             return self._best(tensor, slot)
         if slot.module is not None and offloaded(slot.module, slot.name):
             return _OFFLOADED
+        if source == "checkpoint":
+            return self.stored(tensor, slot)
         return self.reset(tensor, slot) if source == "reset" else replay_verdict(tensor, *slot)
+
+    def stored(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
+        """What the checkpoint can do for a tensor on meta."""
+        return self.loading.verdict(tensor, is_saved(slot))
 
     def _best(self, tensor: torch.Tensor, slot: Slot) -> Verdict:
         if slot.module is not None and offloaded(slot.module, slot.name):
             return _OFFLOADED
+        if self.loading is not None:
+            stored = self.stored(tensor, slot)
+            # What does not fit is not made up for by values from elsewhere.
+            if stored.can or stored.kind != "missing":
+                return stored
         replayed = replay_verdict(tensor, *slot)
         if replayed.can or replayed.kind == "edited":
             return replayed
@@ -220,6 +242,14 @@ _OFFLOADED = Verdict(
 )
 
 
+def is_saved(slot: Slot) -> bool:
+    """Whether a state dict has what a slot holds."""
+    if slot.kind == "attribute" or slot.module is None:
+        return False
+    space = object.__getattribute__(slot.module, "__dict__")
+    return slot.name not in space.get("_non_persistent_buffers_set", ())
+
+
 def _draws(origin: Origin) -> set[tuple]:
     """The random ops that a tensor's values come from, also where it only is a copy of what was drawn."""
     tape, window = origin.tape, origin.window
@@ -235,67 +265,6 @@ def _registered(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor
             for name, tensor in (space.get(group) or {}).items():
                 if tensor is not None:
                     yield module, name, tensor, kind
-
-
-def replay_verdict(
-    tensor: torch.Tensor, module: nn.Module | None, name: str | None, kind: str = "parameter"
-) -> Verdict:
-    """What the tape can do for a tensor on meta.
-
-    Args:
-        tensor: The tensor.
-        module: The module that holds it.
-        name: Name of its slot in ``module``.
-        kind: ``"parameter"``, ``"buffer"`` or ``"attribute"``.
-    """
-    name = name if kind != "attribute" else None
-    origin = origin_of(tensor, module, name)
-    if origin is None:
-        return _UNKNOWN
-    if edited(tensor, module, name):
-        return _EDITED
-    missing = origin.tape.unwritten(origin.window)
-    if missing:
-        return _uninitialized(origin, missing, name)
-    op = origin.tape.last_write(origin.window.storage)
-    if op is None:
-        return Verdict(True, True, "no elements", None, "replay", "replay")
-    place = f"{op.name} at {said(op.where)}" if op.where else op.name
-    if origin.window.dtype != tensor.dtype:
-        was, now = (str(d).removeprefix("torch.") for d in (origin.window.dtype, tensor.dtype))
-        place = f"{place}, then cast from {was} to {now} as the model was after the build"
-    return Verdict(True, True, place, None, "replay", "replay")
-
-
-_UNKNOWN = Verdict(
-    False,
-    None,
-    "No tape knows this tensor: it was put on meta outside of metaviz.build, or replaced after the build.",
-    "model = metaviz.build(type(model), *args)",
-    kind="unknown",
-)
-
-
-_EDITED = Verdict(
-    False,
-    None,
-    "It was written to after the build, when nothing was recorded: an ordinary build would have other values here.",
-    "with metaviz.recording(): ...  # write to it in here",
-    kind="edited",
-)
-
-
-def _uninitialized(origin: Origin, missing: int, name: str | None) -> Verdict:
-    start, stop = origin.window.extent()
-    reason = "Uninitialized even in an ordinary build: no op of the constructor ever writes it."
-    if missing < stop - start:
-        reason = (
-            f"Partly uninitialized even in an ordinary build: there are {format_bytes(missing)} of it that "
-            "no op of the constructor ever writes."
-        )
-    return Verdict(
-        False, None, reason, f"torch.nn.init.zeros_(self.{name})  # in the constructor", kind="uninitialized"
-    )
 
 
 def _best_of(replayed: Verdict, reset: Verdict) -> Verdict:

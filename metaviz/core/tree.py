@@ -14,8 +14,12 @@ from torch import nn
 
 from metaviz.core import reasons
 from metaviz.core.asking import verdict_at, verdicts_below
+from metaviz.core.checkpoint import checkpoint as opened
 from metaviz.core.columns import Columns
 from metaviz.core.lightning import Prediction, predict
+from metaviz.core.loading import Loading
+from metaviz.core.match import matching
+from metaviz.core.paths import Model
 from metaviz.core.rows import Row, Totals, row_of, split
 from metaviz.core.sources import Slot, Sources, check_source
 from metaviz.core.verdict import Verdict
@@ -23,21 +27,30 @@ from metaviz.core.walk import walk
 from metaviz.errors import UnknownPath
 
 
-def tree(model: nn.Module, *, source: str = "auto", answer: Callable[..., Any] | None = None) -> ModuleTree:
+def tree(
+    model: nn.Module,
+    *,
+    source: str = "auto",
+    checkpoint: Any = None,
+    answer: Callable[..., Any] | None = None,
+) -> ModuleTree:
     """Look at a model: every module and tensor, where it lives, and whether it can be given values.
 
     Nothing is moved, no forward runs, no value is read, no generator is drawn from.
 
     Args:
         model: Any module, on any devices.
-        source: Whose marks to show: `"replay"` (the tape of the model's recording), `"reset"` (the modules' own
-            init methods, tried on copies), or `"auto"` for the first of them that can.
+        source: Whose marks to show: `"checkpoint"`, `"replay"` (the tape of the model's recording), `"reset"` (the
+            modules' own init methods, tried on copies), or `"auto"` for the first of them that can.
+        checkpoint: A checkpoint to look into, as for `metaviz.materialize`; only its headers are read.
         answer: `answer(tensor, module, name, kind)` tells for a meta tensor whether it can be filled, in the
             place of a source.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
         ValueError: There is no such source.
+        BadCheckpoint: The checkpoint cannot be read.
+        CheckpointMismatch: Nothing in the checkpoint fits the model.
 
     Example:
         >>> metaviz.tree(nn.Linear(2, 3)).totals.numel
@@ -48,14 +61,18 @@ def tree(model: nn.Module, *, source: str = "auto", answer: Callable[..., Any] |
             f"tree() looks at a torch.nn.Module, and {type(model).__name__} is none. "
             "Pass the model itself: metaviz.tree(model)"
         )
-    check_source(source)
-    columns = walk(model, answer or _asking(model, source))
+    check_source(source, checkpoint)
+    loading = None
+    if checkpoint is not None:
+        loading = Loading(model, opened(checkpoint))
+        matching(Model(model), loading)
+    columns = walk(model, answer or _asking(Sources(model, loading), source))
     columns.source = source
+    columns.checkpoint = None if loading is None else loading.checkpoint
     return ModuleTree(columns, model=weakref.ref(model))
 
 
-def _asking(model: nn.Module, source: str) -> Callable[..., Verdict]:
-    sources = Sources(model)
+def _asking(sources: Sources, source: str) -> Callable[..., Verdict]:
     if source == "auto":
         return sources
     return lambda tensor, *place: sources.verdict(tensor, Slot(*place), source)
@@ -160,7 +177,7 @@ class ModuleTree:
 
         Args:
             path: As for `tree[path]`.
-            source: `"replay"`, `"reset"`, or `"auto"` for the first of them that can.
+            source: `"checkpoint"`, `"replay"`, `"reset"`, or `"auto"` for the first of them that can.
 
         Raises:
             UnknownPath: There is no such module or tensor, or there is none any more.

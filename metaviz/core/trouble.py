@@ -10,7 +10,7 @@ from metaviz.core.asking import tensor_at
 from metaviz.core.causes import Trouble, by_cause, replayed, untold, wrong
 from metaviz.core.lightning import Outcome
 from metaviz.core.reasons import blocked, step
-from metaviz.core.sources import replay_verdict
+from metaviz.core.replayable import replay_verdict
 from metaviz.core.units import plural
 
 # What is found around a model says more than the reason of a blocked tensor.

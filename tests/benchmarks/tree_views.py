@@ -14,7 +14,7 @@ import torch
 from trees import mixture, yes
 
 import metaviz
-from metaviz.core.sources import replay_verdict
+from metaviz.core.replayable import replay_verdict
 from metaviz.core.tree import tree
 from metaviz.core.units import format_bytes, format_seconds
 from metaviz.views.html import html

@@ -1,0 +1,175 @@
+"""Conversion: checkpoints that are stored in another layout than the modules that transformers makes for them.
+
+The library has a mapping of its own: names that have changed, experts that are merged into one tensor, projections that
+are fused. It is used here as its loader does, on tensors that are on meta.
+Source: `convert_and_load_state_dict_in_model` of transformers 5, in core_model_loading.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from metaviz.core.naming import Places
+from metaviz.core.paths import some
+from metaviz.core.units import plural
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class Made(NamedTuple):
+    """Tensors of a model that are made of stored ones.
+
+    Attributes:
+        sources: Names of the stored ones.
+        make: From tensors by those names to tensors by the names of the model.
+        words: How, in a few words.
+    """
+
+    sources: tuple[str, ...]
+    make: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+    words: str
+
+
+class Conversions(NamedTuple):
+    """What a library does with the tensors of a checkpoint before a model gets them.
+
+    Attributes:
+        renamed: Names in the checkpoint → names in the model, where they differ.
+        made: What is made of stored tensors.
+        note: What was done, in a sentence; ``""`` if nothing.
+    """
+
+    renamed: dict[str, str]
+    made: tuple[Made, ...]
+    note: str = ""
+
+
+def conversions(model: nn.Module, stored: Iterable[str]) -> Conversions:
+    """What transformers would do to the tensors of a checkpoint for a model of its own.
+
+    Nothing is imported for it: a model of transformers has brought the library along.
+
+    Args:
+        model: The model, which stays as it is.
+        stored: The names in the checkpoint.
+    """
+    library = _library(model)
+    if library is None:
+        return Conversions({}, ())
+    loader, mapping_of = library
+    if loader is None:
+        return Conversions({}, (), _OLD)
+    transforms = mapping_of(model)
+    renamings = [each for each in transforms if isinstance(each, loader.WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, loader.WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    expected, prefix = _Expected(model), model.base_model_prefix
+    renamed: dict[str, str] = {}
+    groups: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+    for name in sorted(stored, key=loader.dot_natural_key):
+        new, pattern = loader.rename_source_key(name, renamings, converters, prefix, expected)
+        if new not in expected and name in expected:
+            new, pattern = loader.rename_source_key(name, [], [], prefix, expected)
+        if new not in expected:
+            continue
+        if pattern is not None:
+            groups.setdefault(new, (by_pattern[pattern], []))[1].append((name, pattern))
+        elif new != name:
+            renamed[name] = new
+    made = tuple(_made(model, target, converter, found) for target, (converter, found) in groups.items())
+    return Conversions(renamed, made, _note(renamed, made))
+
+
+_OLD = (
+    "This version of transformers has no mapping of stored names that could be used here: where its modules are laid "
+    "out otherwise than the checkpoint, a key_map is needed."
+)
+
+
+def _library(model: nn.Module) -> tuple[Any, Any] | None:
+    """The loader of transformers and its mapping, None for another model; empty ones where it has none."""
+    utils = sys.modules.get("transformers.modeling_utils")
+    if utils is None or not isinstance(model, utils.PreTrainedModel):
+        return None
+    loader = sys.modules.get("transformers.core_model_loading")
+    mapping = getattr(
+        sys.modules.get("transformers.conversion_mapping"), "get_model_conversion_mapping", None
+    )
+    needed = ("WeightRenaming", "WeightConverter", "rename_source_key", "dot_natural_key")
+    if mapping is None or not all(hasattr(loader, name) for name in needed):
+        return None, None
+    return loader, mapping
+
+
+class _Expected:
+    """The names of a model's state dict, as far as the library asks for them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = Places(model)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        found = self._places.find(name)
+        return None if found is None else found[2]
+
+    def __contains__(self, name: str) -> bool:
+        return self._places.find(name) is not None
+
+
+def _made(model: nn.Module, target: str, converter: Any, found: list[tuple[str, str]]) -> Made:
+    operations = " and ".join(dict.fromkeys(type(each).__name__ for each in converter.operations))
+
+    def make(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        own = copy.deepcopy(converter)
+        for name, pattern in found:
+            own.add_tensor(target, name, pattern, tensors[name])
+        result = own.convert(target, model=model, config=model.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in result.items()}
+
+    return Made(
+        tuple(name for name, _ in found),
+        make,
+        f"{plural(len(found), 'tensor')} by transformers' {operations}",
+    )
+
+
+def _note(renamed: Mapping[str, str], made: tuple[Made, ...]) -> str:
+    said = []
+    if renamed:
+        said.append(f"{plural(len(renamed), 'name')} changed")
+    if made:
+        said.append(f"{plural(sum(len(each.sources) for each in made), 'tensor')} put together")
+    return f"By transformers' own mapping: {' and '.join(said)}." if said else ""
+
+
+def needs_map(missing: Iterable[str], unexpected: Iterable[str]) -> list[str]:
+    """Sentences on names that seem to belong together, though in another layout.
+
+    Args:
+        missing: Names of the model that a checkpoint lacks.
+        unexpected: Names in it that the model lacks.
+    """
+    kinds = Counter(map(_starred, unexpected))
+    sentences = []
+    for mine in dict.fromkeys(map(_starred, missing)):
+        parts = mine.split(".")
+        for end in range(len(parts) - 1, 1, -1):
+            start = ".".join(parts[:end]) + "."
+            close = {kind: number for kind, number in kinds.items() if kind.startswith(start)}
+            if close:
+                stored = f"{some(close)} ({plural(sum(close.values()), 'tensor')})"
+                need = "that needs a key_map, or a state dict made by hand"
+                sentences.append(f"{mine} may be another layout of {stored}: {need}")
+                break
+    return sentences[:3]
+
+
+def _starred(name: str) -> str:
+    return _NUMBER.sub("*", name)

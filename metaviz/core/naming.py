@@ -1,0 +1,196 @@
+"""Naming: which names of a checkpoint mean which tensors of a model."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from metaviz.core.checkpoint import KeyMap
+from metaviz.core.paths import children_of
+
+# What wrappers call the module in them: torch.compile, FSDP, activation checkpointing, Lightning's Fabric, DDP.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module")
+# What is in front of all names when the model was saved within something else, or is so here.
+_USUAL = ("model.", "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+
+
+class Places:
+    """The places of a model by name, as a state dict names them.
+
+    Names are followed from module to module, so each way to a shared module leads there. Wrappers on the way do not
+    matter, whether the model has them or the checkpoint.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules: dict[str, nn.Module | None] = {"": model}
+
+    def find(self, name: str, saved: bool = True) -> tuple[nn.Module, str, torch.Tensor] | None:
+        """The module, slot name and tensor that a name means; None if there is nothing.
+
+        Args:
+            name: A dotted name.
+            saved: Leave out what is in no state dict: buffers that are not persistent.
+        """
+        above, _, last = name.rpartition(".")
+        module = self._module(above)
+        while module is not None:
+            space = object.__getattribute__(module, "__dict__")
+            for group in ("_parameters", "_buffers"):
+                tensor = (space.get(group) or {}).get(last)
+                if tensor is not None:
+                    unsaved = group == "_buffers" and last in space.get("_non_persistent_buffers_set", ())
+                    return None if saved and unsaved else (module, last, tensor)
+            module = _unwrapped(module)
+        return None
+
+    def _module(self, path: str) -> nn.Module | None:
+        if path not in self._modules:
+            above, _, name = path.rpartition(".")
+            module = self._module(above)
+            found = None
+            while module is not None and found is None:
+                found = children_of(module).get(name)
+                if found is None and name in _WRAPPERS:
+                    found = module
+                module = _unwrapped(module)
+            self._modules[path] = found
+        return self._modules[path]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module | None:
+    """The module that a wrapper is around."""
+    children = children_of(module)
+    return next((children[name] for name in _WRAPPERS if children.get(name) is not None), None)
+
+
+def mapped(names: Iterable[str], key_map: KeyMap | None) -> dict[str, str]:
+    """Names of a checkpoint → names of a model, as the user says; without those that are left out."""
+    rename = _renaming(key_map)
+    return {name: new for name in names if (new := rename(name)) is not None}
+
+
+def _renaming(key_map: KeyMap | None) -> Callable[[str], str | None]:
+    if key_map is None:
+        return lambda name: name
+    if callable(key_map):
+        return lambda name: _checked(key_map(name), f"key_map({name!r}) gives")
+    # The most special one of a dict, the first of a list.
+    pairs = (
+        sorted(key_map.items(), key=lambda pair: -len(pair[0])) if isinstance(key_map, Mapping) else key_map
+    )
+    pairs = [(_checked(old, "key_map has"), _checked(new, "key_map has")) for old, new in pairs]
+
+    def rename(name: str) -> str:
+        for old, new in pairs:
+            if name == old:
+                return new
+            if not old or name.startswith(old if old.endswith(".") else f"{old}."):
+                rest = name.removeprefix(old).removeprefix(".")
+                return f"{new}.{rest}" if new and not new.endswith(".") else f"{new}{rest}"
+        return name
+
+    return rename
+
+
+def _checked(name: Any, what: str) -> Any:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            f"{what} an object of type {type(name).__name__}, and names are strings. "
+            "Next: metaviz.checkpoint(path, key_map=[('net.', '')])"
+        )
+    return name
+
+
+def without_prefix(
+    names: Mapping[str, tuple[int, ...] | None], model: nn.Module
+) -> tuple[dict[str, str], str]:
+    """Take off, or put on, what is usual in front of all names, where more of them fit the model then.
+
+    Args:
+        names: Shapes by name.
+        model: The model.
+
+    Returns:
+        Names as they are given → names of the model, and a sentence on what was done (``""`` if nothing).
+    """
+    places = Places(model)
+    renamed, said = {name: name for name in names}, []
+    fitting = _fitting(renamed, names, places)
+    base = getattr(type(model), "base_model_prefix", "")
+    usual = (*_USUAL, f"{base}.") if isinstance(base, str) and base else _USUAL
+    for _ in range(3):
+        best = None
+        if fitting == len(names):
+            break
+        for prefix in usual:
+            for sentence, change in _changes(prefix, renamed.values(), model):
+                tried = {name: change(new) for name, new in renamed.items()}
+                count = _fitting(tried, names, places)
+                if count > fitting:
+                    best, fitting = (tried, sentence), count
+        if best is None:
+            break
+        renamed, sentence = best
+        said.append(sentence)
+    return renamed, " and ".join(said)
+
+
+def _changes(
+    prefix: str, names: Iterable[str], model: nn.Module
+) -> Iterator[tuple[str, Callable[[str], str]]]:
+    if any(name.startswith(prefix) for name in names):
+        yield f"{prefix!r} was taken off its names", lambda name: name.removeprefix(prefix)
+    if children_of(model).get(prefix.partition(".")[0]) is not None:
+        yield f"{prefix!r} was put before its names", lambda name: prefix + name
+
+
+def _fitting(renamed: Mapping[str, str], shapes: Mapping[str, tuple[int, ...] | None], places: Places) -> int:
+    """How many tensors of the model there are names with the right shape for."""
+    fitting = set()
+    for name, new in renamed.items():
+        found = places.find(new)
+        if found is not None and shapes[name] in (None, _shape(found[2])):
+            fitting.add(id(found[2]))
+    return len(fitting)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:  # a lazy one
+        return None
+
+
+def suggestion(stored: Iterable[str], expected: Iterable[str]) -> tuple[str, str] | None:
+    """A beginning of the names in a checkpoint that should become another one, told by how names end."""
+    ends: dict[str, list[str]] = {}
+    for name in expected:
+        ends.setdefault(name.rpartition(".")[2], []).append(name)
+    votes: Counter[tuple[str, str]] = Counter()
+    for name in stored:
+        for other in ends.get(name.rpartition(".")[2], ())[:50]:
+            votes[_beginnings(name, other)] += 1
+    found = votes.most_common(1)
+    return found[0][0] if found else None
+
+
+def _beginnings(one: str, other: str) -> tuple[str, str]:
+    """What two names differ in before what they have in common at their ends."""
+    mine, theirs = one.split("."), other.split(".")
+    while mine and theirs and mine[-1] == theirs[-1]:
+        mine.pop()
+        theirs.pop()
+    return ".".join(mine), ".".join(theirs)
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """The name most like another one."""
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.0)), "")
