@@ -39,8 +39,15 @@ def _draw(tree, how, **options):
     return draw(tree, how, **options)
 
 
+def _draw_checkpoint(checkpoint, how):
+    from metaviz.views import checkpoint as view
+
+    return getattr(view, how)(checkpoint)
+
+
 # Core does not know its views.
 ModuleTree.drawn = staticmethod(_draw)
+Checkpoint.drawn = staticmethod(_draw_checkpoint)
 
 
 def load_ipython_extension(ipython):

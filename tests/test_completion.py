@@ -101,7 +101,8 @@ def test_a_name_that_a_line_could_not_hold_is_left_out(completed):
 
 def test_options_and_their_values_are_offered(completed):
     line = "%meta_materialize model 0 --"
-    options = ["--device", "--source", "--rng", "--dtype", "--skip-blocked", "--dry-run"]
+    options = ["--device", "--source", "--checkpoint", "--key-map", "--inside", "--rng", "--dtype"]
+    options += ["--skip-blocked", "--dry-run", "--gradients", "--optimizer"]
     assert completed(line) == [line[:-2] + option for option in options]
     assert completed("%meta_materialize model --d") == [
         f"%meta_materialize model {option}" for option in ("--device", "--dtype", "--dry-run")
@@ -116,9 +117,29 @@ def test_options_and_their_values_are_offered(completed):
     assert completed("%metaviz h") == ["%metaviz help"]
 
 
+def test_checkpoints_are_offered_by_name_of_variable_and_of_file(completed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.safetensors", "old.pt", "notes.txt", ".hidden.pt", "two words.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inner.bin").touch()
+    files = ["folder/", "model.safetensors", "old.pt"]
+    for line in (
+        "%meta_checkpoint ",
+        "%meta_tree model --checkpoint ",
+        "%meta_materialize model 0 --checkpoint ",
+    ):
+        offered = completed(line)
+        assert [text.removeprefix(line) for text in offered if text.removeprefix(line) in files] == files
+        assert not any("notes" in text or "hidden" in text or "words" in text for text in offered)
+    assert completed("%meta_checkpoint folder/") == ["%meta_checkpoint folder/inner.bin"]
+    assert completed("%meta_checkpoint nowhere/") == ["%meta_checkpoint nowhere/"]
+    assert completed("%meta_checkpoint old.pt model_") == ["%meta_checkpoint old.pt model_b"]
+
+
 def test_the_devices_of_this_machine_are_offered(completed):
     line = "%meta_materialize model 0 --device "
-    assert completed(line) == [line + name for name in devices.names()]
+    assert completed(line) == [line + name for name in (*devices.names(), "auto")]
     assert completed(f"{line}c")[0] == f"{line}cpu"
 
 

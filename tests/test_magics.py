@@ -528,6 +528,7 @@ def test_unload_leaves_nothing_behind(shell):
     loaded = registered(shell)
     assert sorted(loaded["magics"]) == [
         "meta_build",
+        "meta_checkpoint",
         "meta_materialize",
         "meta_tree",
         "meta_unload",

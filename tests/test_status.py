@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from shell import new_shell
 from torch import nn
 
@@ -35,7 +36,7 @@ def lines(page: Page) -> dict[str, str]:
 def test_versions_and_the_free_memory_of_the_cpu_are_there(shell):
     said = lines(shell("%metaviz").value)
     assert said["metaviz"].startswith(f"{metaviz.__version__}, torch {torch.__version__}, Python 3.")
-    assert re.fullmatch(r"[\d,.]+ [KMGT]iB free", said["cpu"])
+    assert re.fullmatch(r".+, [\d,.]+ [KMGT]iB free of [\d,.]+ [KMGT]iB in all", said["cpu"])
 
 
 def test_each_model_is_there_with_its_bytes_by_device(shell):
@@ -125,7 +126,14 @@ def test_help_has_an_example_of_every_magic_that_is_registered(shell):
     assert page.lines == MAGICS
 
 
-def test_the_examples_of_the_help_run_one_after_the_other(shell):
+def test_the_examples_of_the_help_run_one_after_the_other(shell, tmp_path, monkeypatch):
+    stored = {
+        f"layers.{k}.{name}": torch.ones(1, *more)
+        for k in (0, 1)
+        for name, *more in (("weight", 1), ("bias",))
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
     shell("class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
           "        self.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])")  # fmt: skip
     for line in MAGICS:

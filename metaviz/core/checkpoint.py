@@ -196,10 +196,7 @@ def _of_content(
     if chosen:
         notes = (*notes, f"Its tensors are those under {chosen!r}.")
     if others:
-        notes = (
-            *notes,
-            f"{plural(len(others), 'entry').replace('entrys', 'entries')} are no tensors: {some(others)}.",
-        )
+        notes = (*notes, f"It has entries that are no tensors, too: {some(others)}.")
     return Checkpoint(path, "state dict" if path is None else "torch", tensors, notes, key_map)
 
 

@@ -46,10 +46,11 @@ def listed() -> tuple[Device, ...]:
     To say how much of its memory is free, an accelerator of most kinds needs a context in this process, which takes
     memory of it: torch has no other way to ask.
     """
-    return tuple(_described(torch.device(name)) for name in [*names()[1:], "cpu"])
+    return tuple(described(torch.device(name)) for name in [*names()[1:], "cpu"])
 
 
-def _described(device: torch.device) -> Device:
+def described(device: torch.device) -> Device:
+    """What is known about one of them."""
     if device.type == "cpu":
         limit = _cgroup_limit()
         total = psutil.virtual_memory().total

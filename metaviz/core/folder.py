@@ -20,6 +20,8 @@ _FORMATS = {
     ".bin": "torch",
     ".ckpt": "torch",
 }
+#: How the names of files end that may be checkpoints.
+SUFFIXES = (*_FORMATS, ".json")
 # What trainers put beside the weights.
 _OTHERS = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state.*|sampler|random_states.*)\.(bin|pt|pth|pkl)"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 from metaviz.core.checkpoint import KeyMap
 from metaviz.core.paths import children_of
 
-# What wrappers call the module in them: torch.compile, FSDP, activation checkpointing, Lightning's Fabric, DDP.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module")
+# What wrappers call the module in them: torch.compile, FSDP, activation checkpointing, Lightning's Fabric; DDP.
+_WITHIN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+_WRAPPERS = (*_WITHIN, "module")
 # What is in front of all names when the model was saved within something else, or is so here.
-_USUAL = ("model.", "module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+_USUAL = ("model.", "module.", *(f"{word}." for word in _WITHIN))
 
 
 class Places:
@@ -58,7 +60,7 @@ class Places:
             found = None
             while module is not None and found is None:
                 found = children_of(module).get(name)
-                if found is None and name in _WRAPPERS:
+                if found is None and name in _WITHIN:
                     found = module
                 module = _unwrapped(module)
             self._modules[path] = found
@@ -122,34 +124,43 @@ def without_prefix(
         Names as they are given → names of the model, and a sentence on what was done (``""`` if nothing).
     """
     places = Places(model)
-    renamed, said = {name: name for name in names}, []
-    fitting = _fitting(renamed, names, places)
+    best = {name: name for name in names}
+    wrappers = [word for word in _WITHIN if any(word in name.split(".") for name in names if word in name)]
+    said = [f"{', '.join(wrappers)} in its names was passed over"] if wrappers else []
+    most, change = _fitting(best, names, places), ("", "")
+    if most < len(names):
+        for off, on in itertools.product(_off(names), _on(model)):
+            tried = {name: on + name.removeprefix(off) for name in names}
+            count = _fitting(tried, names, places)
+            if count > most:
+                best, most, change = tried, count, (off, on)
+    words = ("was taken off its names", "was put before its names")
+    said += [f"{prefix!r} {what}" for prefix, what in zip(change, words, strict=True) if prefix]
+    return best, " and ".join(said)
+
+
+def _off(names: Collection[str]) -> Iterator[str]:
+    """What could be taken off: nothing, and what usual beginnings the most of the names have, one after the other."""
+    prefix = ""
+    while True:
+        yield prefix
+        counts = {more: sum(name.startswith(prefix + more) for name in names) for more in _USUAL}
+        more = max(counts, key=counts.__getitem__)
+        if not counts[more]:
+            return
+        prefix += more
+
+
+def _on(model: nn.Module) -> Iterator[str]:
+    """What could be put before names: nothing, and the usual names that lead further down in the model."""
+    prefix, module = "", model
     base = getattr(type(model), "base_model_prefix", "")
     usual = (*_USUAL, f"{base}.") if isinstance(base, str) and base else _USUAL
-    for _ in range(3):
-        best = None
-        if fitting == len(names):
-            break
-        for prefix in usual:
-            for sentence, change in _changes(prefix, renamed.values(), model):
-                tried = {name: change(new) for name, new in renamed.items()}
-                count = _fitting(tried, names, places)
-                if count > fitting:
-                    best, fitting = (tried, sentence), count
-        if best is None:
-            break
-        renamed, sentence = best
-        said.append(sentence)
-    return renamed, " and ".join(said)
-
-
-def _changes(
-    prefix: str, names: Iterable[str], model: nn.Module
-) -> Iterator[tuple[str, Callable[[str], str]]]:
-    if any(name.startswith(prefix) for name in names):
-        yield f"{prefix!r} was taken off its names", lambda name: name.removeprefix(prefix)
-    if children_of(model).get(prefix.partition(".")[0]) is not None:
-        yield f"{prefix!r} was put before its names", lambda name: prefix + name
+    while module is not None:
+        yield prefix
+        more = next((word for word in usual if children_of(module).get(word[:-1]) is not None), None)
+        module = None if more is None else children_of(module)[more[:-1]]
+        prefix += more or ""
 
 
 def _fitting(renamed: Mapping[str, str], shapes: Mapping[str, tuple[int, ...] | None], places: Places) -> int:

@@ -50,9 +50,9 @@ def spread(
 ) -> Spread:
     """Fill one device after the other, in the order of the model, so that a forward crosses each border once.
 
-    A module stays whole where it fits into what is left of a device, else it is split into its children. A block goes
-    on to the next device instead; only one that is larger than any device is split. What comes after the first part
-    for which there is no room has none either.
+    A module stays whole where it fits into what is left of a device, else it is split into its children. A block, or a
+    module with tensors of its own, goes on to the next device instead; only one that is larger than any device is
+    split. What comes after the first part for which there is no room has none either.
 
     Args:
         sizes: Bytes by path of tensor, in the order of the model.
@@ -111,7 +111,9 @@ class _Spreading:
             self._left.append(path)
             return
         if nbytes > self._room[self._at]:
-            if children and (path not in self._blocks or nbytes > self._largest):
+            # Tensors of one module are used together.
+            whole = path in self._blocks or any(child in self._sizes for child in children)
+            if children and (not whole or nbytes > self._largest):
                 for child in children:
                     self._place(child)
                 return

@@ -27,6 +27,21 @@ _SOURCE = argument(
     default="auto",
     help="Where values come from: replay (the tape), reset (init methods), or auto, the first that can.",
 )
+_CHECKPOINT = argument(
+    "--checkpoint",
+    metavar="PATH",
+    help="Read values from: a file, a folder, or a name bound to one or a state dict.",
+)
+_KEY_MAP = argument(
+    "--key-map",
+    action="append",
+    default=[],
+    metavar="OLD=NEW",
+    help="Names that begin with OLD in the checkpoint begin with NEW in the model; may be given several times.",
+)
+_INSIDE = argument(
+    "--inside", metavar="NAME", help="Which entry of the file to take, where several hold tensors."
+)
 _PATHS = argument("path", nargs="*", help="Modules, tensors or globs: layers.1 layers.*.mlp; all if none.")
 
 
@@ -75,6 +90,9 @@ class MetavizMagics(Magics):
         help="How many levels to open; as many as there is room for if none.",
     )
     @_SOURCE
+    @_CHECKPOINT
+    @_KEY_MAP
+    @_INSIDE
     @argument("--blocked", action="store_true", help="Only what is wrong, why, and what to do about it.")
     @argument("--search", action="store_true", help="As --blocked; look for optimizers of the model, too.")
     def meta_tree(self, line: str) -> metaviz.ModuleTree | TroubleReport:
@@ -85,7 +103,8 @@ class MetavizMagics(Magics):
         options = arguments.read(self.meta_tree, line)
         model = names.resolve(self.shell.user_ns, options.model)
         with arguments.one_line_errors(options.model):
-            seen = metaviz.tree(model, source=options.source)[options.path]
+            stored = names.checkpoint(self.shell.user_ns, options)
+            seen = metaviz.tree(model, source=options.source, checkpoint=stored)[options.path]
             seen.columns.called = options.model
             if options.blocked or options.search:
                 return seen.trouble(search=options.search)
@@ -96,19 +115,28 @@ class MetavizMagics(Magics):
     @magic_arguments()
     @_MODEL
     @_PATHS
-    @argument("--device", help="Where the values shall be: cpu (if left out), cuda:0.")
+    @argument("--device", help="Where the values shall be: cpu (if left out), cuda:0, auto (all there are).")
     @_SOURCE
+    @_CHECKPOINT
+    @_KEY_MAP
+    @_INSIDE
     @argument(
         "--rng",
         choices=("eager", "keyed", "device"),
         default="eager",
         help="How to draw random numbers, see above.",
     )
-    @argument("--dtype", type=arguments.floating, help="Floating-point dtype to cast to: bfloat16.")
+    @argument(
+        "--dtype",
+        type=arguments.floating,
+        help="Floating-point dtype to cast to: bfloat16; checkpoint for what is stored.",
+    )
     @argument("--skip-blocked", action="store_true", help="Leave on meta what no source can give values.")
     @argument("--dry-run", action="store_true", help="Only say what would be done.")
+    @argument("--gradients", action="store_true", help="With --dry-run: the memory that gradients take, too.")
+    @argument("--optimizer", metavar="NAME", help="With --dry-run: the memory of an optimizer, too: AdamW.")
     def meta_materialize(self, line: str) -> metaviz.Report | metaviz.Plan:
-        """Give parts of a model the values that an ordinary build would have given them. All or nothing.
+        """Give parts of a model the values of a checkpoint or of an ordinary build. All or nothing.
 
         --rng eager: the very numbers of an ordinary CPU build with the same seed. keyed: drawn on the device,
         the same whatever is chosen. device: from the global generator of the device.
@@ -117,12 +145,34 @@ class MetavizMagics(Magics):
         model, paths = names.resolve(self.shell.user_ns, options.model), options.path or ""
         same = {name: getattr(options, name) for name in ("device", "source", "rng", "dtype")}
         with arguments.one_line_errors(options.model):
+            same["checkpoint"] = names.checkpoint(self.shell.user_ns, options)
             if options.dry_run:
-                return metaviz.plan(model, paths, **same)
+                plan = metaviz.plan(model, paths, **same)
+                if options.gradients or options.optimizer:
+                    print(plan.memory(gradients=options.gradients, optimizer=options.optimizer))
+                return plan
             blocked = "skip" if options.skip_blocked else "error"
             with Progress(self.shell, self.progress_after) as shown:
                 done = metaviz.materialize(model, paths, **same, blocked=blocked, progress=shown)
                 return shown.finish(done)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
+    @argument("checkpoint", help="A file, a folder, or a name bound to one or a state dict.")
+    @argument("model", nargs="?", help="Name of a model: how it fits.")
+    @_KEY_MAP
+    @_INSIDE
+    def meta_checkpoint(self, line: str) -> metaviz.Checkpoint | metaviz.Match:
+        """See what is in a checkpoint, or with a model what fits, what is missing, and what else is in it.
+
+        Only headers are read, and no code of the file is run.
+        """
+        options = arguments.read(self.meta_checkpoint, line)
+        model = None if options.model is None else names.resolve(self.shell.user_ns, options.model)
+        with arguments.one_line_errors(options.model or "model"):
+            stored = names.checkpoint(self.shell.user_ns, options)
+            return stored if model is None else metaviz.match(model, stored)
 
     @no_var_expand
     @line_magic

@@ -78,11 +78,13 @@ def size(text: str) -> int:
 
 
 def floating(text: str) -> str:
-    """The name of a floating-point dtype.
+    """The name of a floating-point dtype, or ``checkpoint``.
 
     Raises:
         argparse.ArgumentTypeError: It is none.
     """
+    if text == "checkpoint":
+        return text
     dtype = getattr(torch, text.removeprefix("torch."), None)
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise argparse.ArgumentTypeError(f"{text!r} is not a floating-point dtype such as bfloat16")

@@ -6,7 +6,9 @@ Only names that are there are listed: no property is read and nothing is importe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from IPython.core import completer
 
 from metaviz.core import devices
+from metaviz.core.folder import SUFFIXES
 from metaviz.magics import names
 
 LIMIT = 200
@@ -66,6 +69,8 @@ def candidates(magic: Callable, namespace: Mapping[str, Any], words: list[str], 
     option, equals, value = word.partition("=")
     if equals and option in options:
         return (f"{option}={text}" for text in _starting(_values(options[option]), value))
+    if words and words[-1] in options and options[words[-1]].dest == "checkpoint":
+        return _stored(namespace, word)
     if words and words[-1] in options and options[words[-1]].nargs != 0:
         return _starting(_values(options[words[-1]]), word)
     if word.startswith("-"):
@@ -75,6 +80,10 @@ def candidates(magic: Callable, namespace: Mapping[str, Any], words: list[str], 
     if not slots:
         return iter(())
     slot = slots[min(len(given), len(slots) - 1)]
+    if slot.dest == "checkpoint":
+        return _stored(namespace, word)
+    if slot.dest == "model" and given:
+        return _models(namespace, word) if len(given) < len(slots) else iter(())
     if slot.choices:
         return _starting(slot.choices, word) if len(given) < len(slots) else iter(())
     return _paths(namespace, given[0], word) if given else _models(namespace, word)
@@ -89,9 +98,9 @@ def _positionals(options: Mapping[str, argparse.Action], words: list[str]) -> li
 
 def _values(action: argparse.Action) -> Iterable[str]:
     if action.dest == "device":
-        return devices.names()
+        return [*devices.names(), "auto"]
     if action.dest == "dtype":
-        return ("bfloat16", "float16", "float32", "float64")
+        return ("bfloat16", "float16", "float32", "float64", "checkpoint")
     return action.choices or ()
 
 
@@ -105,6 +114,26 @@ def _paths(namespace: Mapping[str, Any], model: str, word: str) -> Iterator[str]
     """The modules and tensors one level below what is written already."""
     base, dot, start = word.rpartition(".")
     return (f"{base}{dot}{name}" for name in _starting(names.slots(namespace, model, base), start))
+
+
+def _stored(namespace: Mapping[str, Any], word: str) -> Iterator[str]:
+    """Names that are bound to a path or a state dict, then folders and files that may be checkpoints."""
+    for name, thing in list(namespace.items()):
+        if not name.startswith("_") and issubclass(type(thing), os.PathLike | Mapping):
+            yield from _starting([name], word)
+    folder, start = os.path.split(word)
+    with contextlib.suppress(OSError), os.scandir(os.path.expanduser(folder) or ".") as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith(start) and not (entry.name.startswith(".") and not start):
+                path = os.path.join(folder, entry.name)
+                if entry.is_dir():
+                    yield from _readable([path + os.sep])
+                elif os.path.splitext(entry.name)[1] in SUFFIXES:
+                    yield from _readable([path])
+
+
+def _readable(paths: Iterable[str]) -> Iterator[str]:
+    return (path for path in paths if re.fullmatch(r"[\w:./~+@-]+", path))
 
 
 def _starting(texts: Iterable[str], start: str) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
+import os
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,8 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from torch import nn
+
+import metaviz
 
 _MISSING = object()
 _SHOWN = 5
@@ -72,6 +76,26 @@ def resolve(namespace: Mapping[str, Any], dotted: str) -> nn.Module:
         kind = f"{dotted!r} is of type {type(thing).__name__}, not a torch.nn.Module."
         raise UsageError(f"{kind} {_advice(namespace, first)}")
     return thing
+
+
+def checkpoint(namespace: Mapping[str, Any], options: argparse.Namespace) -> metaviz.Checkpoint | None:
+    """The checkpoint that the options of a magic mean; None if they mean none.
+
+    A name that is bound to a path, a state dict or a checkpoint goes before a file that is called so.
+
+    Raises:
+        UsageError: An entry of ``--key-map`` is no pair.
+    """
+    if options.checkpoint is None:
+        return None
+    bound = namespace.get(options.checkpoint)
+    given = bound if issubclass(type(bound), str | os.PathLike | Mapping) else options.checkpoint
+    pairs = [tuple(entry.split("=", 1)) for entry in options.key_map]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UsageError(
+            f"--key-map takes OLD=NEW, such as net.=model. or net.=, not {options.key_map[-1]!r}"
+        )
+    return metaviz.checkpoint(given, key_map=pairs or None, inside=options.inside)
 
 
 def look(thing: Any, name: str) -> Any:

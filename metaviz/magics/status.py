@@ -14,7 +14,6 @@ from torch.utils._device import DeviceContext
 import metaviz
 from metaviz.core import devices
 from metaviz.core.tree import tree
-from metaviz.core.units import format_bytes
 from metaviz.core.verdict import Verdict
 from metaviz.magics.built import describe
 from metaviz.magics.names import models
@@ -44,9 +43,19 @@ MAGICS = (
     Line("%meta_tree", "See what is where, and what can be given values.", "%meta_tree model layers.1"),
     Line("", "Only what is wrong with a model, why, and what to do.", "%meta_tree model --blocked"),
     Line(
+        "%meta_checkpoint",
+        "See what is in a checkpoint, and how it fits a model. Only headers are read.",
+        "%meta_checkpoint model.safetensors model",
+    ),
+    Line(
         "%meta_materialize",
         "Give parts the values of an ordinary build. --dry-run only says what would be done.",
         "%meta_materialize model layers.1 --device cpu",
+    ),
+    Line(
+        "",
+        "Or those of a checkpoint, of which only these parts are read.",
+        "%meta_materialize model layers.1 --checkpoint model.safetensors",
     ),
     Line("%meta_unload", "Take parts back to meta and free their memory.", "%meta_unload model layers.1"),
     Line("%metaviz", "See versions, devices, and the models of this session.", "%metaviz"),
@@ -111,7 +120,8 @@ def free(device: torch.device) -> str:
     started = device.type == "cpu" or getattr(torch.get_device_module(device), "is_initialized", bool)()
     if not started:
         return f"free memory not asked, that would start {device.type.upper()}"
-    return f"{format_bytes(devices.free_nbytes(device))} free"
+    known = devices.described(device)
+    return str(known).removeprefix(f"{device}: ")
 
 
 def _texts(line: Line, width: int) -> Iterator[str]:

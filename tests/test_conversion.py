@@ -1,0 +1,131 @@
+"""Checkpoints in another layout than the modules: real architectures, as transformers itself writes and reads them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import metaviz
+from metaviz.core.conversion import conversions, needs_map
+
+# With merged experts, with names that have changed, and with neither.
+TYPES = [
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "llava",
+    "gemma3",
+    "detr",
+    "bert",
+    "llama",
+    "t5",
+    "gpt2",
+]
+MORE = [
+    "phimoe",
+    "jamba",
+    "qwen2_moe",
+    "deepseek_v3",
+    "dbrx",
+    "whisper",
+    "qwen2_vl",
+    "clip",
+    "sam3",
+    "ernie4_5_moe",
+]
+
+
+def made(model_type: str):
+    import huggingface
+
+    case = huggingface.Case(model_type, limit_nbytes=24 * 2**20)
+    cls = huggingface.model_class(case)
+    config, _ = huggingface.small_config(case, cls)
+    return lambda: cls(copy.deepcopy(config))
+
+
+def check_all_equal(model: nn.Module, ordinary: nn.Module) -> None:
+    state = ordinary.state_dict()
+    for name, value in model.state_dict().items():
+        assert not value.is_meta, name
+        pair = (each.contiguous().view(-1).view(torch.uint8) for each in (value, state[name]))
+        assert torch.equal(*pair), name
+
+
+@pytest.mark.parametrize(
+    "model_type", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_what_transformers_saves_comes_back_bit_for_bit(model_type, tmp_path, needs):
+    needs("transformers")
+    make = made(model_type)
+    ordinary = make()
+    ordinary.save_pretrained(tmp_path)
+    model = metaviz.build(make)
+    report = metaviz.materialize(model, checkpoint=tmp_path)
+    check_all_equal(model, ordinary)
+    assert report.match.missing == () and report.match.unexpected == ()
+
+
+def test_one_layer_of_merged_experts_reads_only_its_own_tensors(tmp_path, needs):
+    needs("transformers")
+    make = made("mixtral")
+    ordinary = make()
+    ordinary.save_pretrained(tmp_path)
+    model = metaviz.build(make)
+    report = metaviz.materialize(model, "layers.1.mlp", checkpoint=tmp_path)
+    check_all_equal(model.layers[1].mlp, ordinary.layers[1].mlp)
+    assert {each.source for each in report.tensors} == {"checkpoint"}
+    assert all(each.is_meta for each in model.layers[0].parameters())
+    reasons = " ".join(each.reason for each in report.tensors)
+    assert "tensors by transformers' MergeModulelist" in reasons
+    assert "put together" in str(report)
+
+
+def test_a_base_model_goes_into_a_model_with_a_head_and_the_other_way_round(tmp_path, needs):
+    transformers = needs("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50
+    )
+    base, headed = transformers.BertModel(config), transformers.BertForMaskedLM(config)
+    base.save_pretrained(tmp_path / "base")
+    headed.save_pretrained(tmp_path / "headed")
+    model = metaviz.build(transformers.BertForMaskedLM, config)
+    report = metaviz.materialize(model, checkpoint=tmp_path / "base")
+    check_all_equal(model.bert.encoder, base.encoder)
+    assert all(name.startswith("cls.") for name in report.match.missing)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    model = metaviz.build(transformers.BertModel, config, add_pooling_layer=False)
+    report = metaviz.materialize(model, checkpoint=tmp_path / "headed")
+    check_all_equal(model.encoder, headed.bert.encoder)
+    assert report.match.missing == () and all(name.startswith("cls.") for name in report.match.unexpected)
+
+
+def test_nothing_of_the_model_or_its_configuration_changes(needs):
+    needs("transformers")
+    model = metaviz.build(made("mixtral"))
+    before, config = dict(vars(model)), model.config.to_dict()
+    names = [f"layers.0.block_sparse_moe.experts.{k}.w{j}.weight" for k in range(4) for j in (1, 2, 3)]
+    assert conversions(model, names).made
+    assert vars(model) == before and model.config.to_dict() == config
+
+
+def test_a_version_without_a_mapping_is_said_and_other_models_are_left_alone(monkeypatch, needs):
+    needs("transformers")
+    model = metaviz.build(made("llama"))
+    monkeypatch.delattr(sys.modules["transformers.conversion_mapping"], "get_model_conversion_mapping")
+    assert "This version of transformers has no mapping" in conversions(model, ["a"]).note
+    assert conversions(nn.Linear(1, 1), ["a"]) == ({}, (), "")
+
+
+def test_names_that_need_a_map_are_told():
+    missing = ["layers.0.experts.up", "layers.1.experts.up", "norm.weight"]
+    unexpected = [f"layers.{k}.experts.{j}.w1.weight" for k in range(2) for j in range(4)]
+    assert needs_map(missing, unexpected) == [
+        "layers.*.experts.up may be another layout of layers.*.experts.*.w1.weight (8 tensors): that needs a key_map, "
+        "or a state dict made by hand"
+    ]

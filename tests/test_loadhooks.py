@@ -1,0 +1,131 @@
+"""Load hooks of modules: what they do to a state dict is done, and nothing else of the model changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrizations import weight_norm
+
+import metaviz
+
+
+class Split(nn.Module):
+    """Loads checkpoints in which two projections are one."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self._register_load_state_dict_pre_hook(self._split)
+
+    def _split(self, state, prefix, *others):
+        fused = state.pop(f"{prefix}qk.weight", None)
+        if fused is not None:
+            state[f"{prefix}q.weight"], state[f"{prefix}k.weight"] = fused.chunk(2)
+        self.loaded = True
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = Split(), nn.Linear(4, 2)
+
+
+def check_as_ordinary(make, state) -> tuple[nn.Module, metaviz.Report]:
+    ordinary = make()
+    ordinary.load_state_dict(state)
+    model = metaviz.build(make)
+    report = metaviz.materialize(model, checkpoint=state)
+    for name, tensor in ordinary.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    return model, report
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_checkpoint_of_the_old_weight_norm_goes_into_the_new_one():
+    state = nn.Sequential(old_weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2)).state_dict()
+    assert "0.weight_g" in state
+    _, report = check_as_ordinary(lambda: nn.Sequential(weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2)), state)
+    assert "Load hooks of the model gave 2 tensors another name." in str(report)
+    assert report.match.unexpected == ()
+
+
+def test_what_a_hook_splits_is_split_and_only_what_is_chosen_is_kept():
+    state = {
+        "block.qk.weight": torch.randn(8, 4),
+        "head.weight": torch.randn(2, 4),
+        "head.bias": torch.randn(2),
+    }
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    model, report = check_as_ordinary(Net, state)
+    assert model.block.q.weight.untyped_storage().nbytes() == 64
+    assert report.tensors[0].reason.startswith("block.qk.weight by a load hook of the model")
+    assert list(state) == list(kept) and all(torch.equal(state[name], kept[name]) for name in kept)
+
+
+def test_a_hook_leaves_nothing_on_the_module():
+    model = metaviz.build(Net)
+    before = dict(vars(model.block))
+    metaviz.match(model, {"block.qk.weight": torch.randn(8, 4)})
+    assert vars(model.block) == before
+    assert model.block.q.weight.is_meta
+
+
+def test_a_hook_that_fails_is_left_out_and_named():
+    def broken(*_):
+        raise LookupError
+
+    def make():
+        model = nn.Linear(2, 2)
+        model._register_load_state_dict_pre_hook(broken)
+        return model
+
+    state = nn.Linear(2, 2).state_dict()
+    model = metaviz.build(make)
+    report = metaviz.materialize(model, checkpoint=state)
+    assert torch.equal(model.weight, state["weight"])
+    assert "broken of the root was left out: it raises LookupError." in str(report)
+
+
+def test_a_hook_that_writes_to_the_model_or_to_a_file_cannot(tmp_path):
+    def make():
+        model = Net()
+        model._register_load_state_dict_pre_hook(lambda *_: model.head.weight.fill_(7))
+        model.head._register_load_state_dict_pre_hook(lambda *_: (tmp_path / "x").write_text("x"))
+        return model
+
+    model = metaviz.build(make)
+    match = metaviz.match(model, {"head.bias": torch.ones(2)})
+    assert len([note for note in match.notes if "left out" in note]) == 2
+    assert not (tmp_path / "x").exists()
+    metaviz.materialize(model)
+    assert not (model.head.weight == 7).any()
+
+
+def test_a_hook_that_never_ends_is_given_up_on(monkeypatch):
+    from metaviz.core import loadhooks
+
+    def forever(*_):
+        while True:
+            pass
+
+    monkeypatch.setattr(loadhooks, "SECONDS", 0.2)
+    model = metaviz.build(nn.Linear, 2, 2)
+    model._register_load_state_dict_pre_hook(forever)
+    match = metaviz.match(model, {"weight": torch.ones(2, 2)})
+    assert match.notes == ("The load hooks of the model take too long, and were left out.",)
+
+
+def test_a_lazy_module_stays_lazy():
+    model = metaviz.build(lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)))
+    state = {
+        "0.weight": torch.ones(3, 2),
+        "0.bias": torch.ones(3),
+        "1.weight": torch.eye(3),
+        "1.bias": torch.ones(3),
+    }
+    report = metaviz.materialize(model, checkpoint=state)
+    assert report.lazy == ("0.weight", "0.bias")
+    assert type(model[0]) is nn.LazyLinear
+    assert torch.equal(model[1].weight, torch.eye(3))
