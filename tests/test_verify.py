@@ -61,7 +61,7 @@ def test_a_difference_stops_the_load_and_changes_nothing(stored, tmp_path, monke
     broken = type(checkpoint["t"]).load
     monkeypatch.setattr(type(checkpoint["t"]), "load", lambda self, stop=None: broken(self, stop) + 1)
     with pytest.raises(
-        StalePlan, match="weight is not what is stored as 't'.*Nothing of the model was changed"
+        StalePlan, match=r"weight is not what is stored as 't'.*Nothing of the model was changed"
     ):
         metaviz.materialize(model, checkpoint=checkpoint)
     assert model.weight.is_meta
