@@ -203,7 +203,7 @@ class Stored:
             for dim, (start, length) in enumerate(zip(piece.at, piece.size, strict=True)):
                 part = part.narrow(dim, start, length)
             if part.is_contiguous() and piece.stride == contiguous(piece.size):
-                _read_into(piece.file, piece.offset, part.data_ptr(), part.nbytes, stop)
+                _read_into(piece.file, piece.offset, part, part.nbytes, stop)
             else:
                 part.copy_(_read(piece, self.dtype, stop))
         return whole
@@ -222,16 +222,25 @@ def _read(piece: Piece, dtype: torch.dtype, stop: threading.Event | None) -> tor
     """A piece as a tensor of its own."""
     span = piece.span(dtype.itemsize)
     memory = torch.UntypedStorage(span)
-    _read_into(piece.file, piece.offset, memory.data_ptr(), span, stop)
+    _read_into(piece.file, piece.offset, memory, span, stop)
     return torch.empty(0, dtype=dtype).set_(memory, 0, piece.size, piece.stride)
 
 
-def _read_into(file: File, offset: int, address: int, nbytes: int, stop: threading.Event | None) -> None:
-    """Read a range of bytes to an address."""
+def _read_into(
+    file: File,
+    offset: int,
+    memory: torch.Tensor | torch.UntypedStorage,
+    nbytes: int,
+    stop: threading.Event | None,
+) -> None:
+    """Read a range of bytes into memory."""
     stop = threading.Event() if stop is None else stop
     file.check()
     if nbytes:
-        view = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+        array = (ctypes.c_char * nbytes).from_address(memory.data_ptr())
+        # Ctrl-C at a bad moment leaves a thread to itself, which then must not write to what was given back.
+        array.owner = memory
+        view = memoryview(array).cast("B")
         if nbytes <= _PARALLEL_FROM or THREADS < 2:
             _read_part(file, offset, view, stop)
         else:
