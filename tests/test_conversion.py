@@ -40,6 +40,15 @@ MORE = [
 ]
 
 
+@pytest.fixture
+def library(needs):
+    """transformers 5: older versions store models as they are."""
+    found = needs("transformers")
+    if found.__version__ < "5":
+        pytest.skip(f"transformers {found.__version__} has no mapping of stored names")
+    return found
+
+
 def made(model_type: str):
     import huggingface
 
@@ -60,8 +69,7 @@ def check_all_equal(model: nn.Module, ordinary: nn.Module) -> None:
 @pytest.mark.parametrize(
     "model_type", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 )
-def test_what_transformers_saves_comes_back_bit_for_bit(model_type, tmp_path, needs):
-    needs("transformers")
+def test_what_transformers_saves_comes_back_bit_for_bit(model_type, tmp_path, library):
     make = made(model_type)
     ordinary = make()
     ordinary.save_pretrained(tmp_path)
@@ -71,8 +79,7 @@ def test_what_transformers_saves_comes_back_bit_for_bit(model_type, tmp_path, ne
     assert report.match.missing == () and report.match.unexpected == ()
 
 
-def test_one_layer_of_merged_experts_reads_only_its_own_tensors(tmp_path, needs):
-    needs("transformers")
+def test_one_layer_of_merged_experts_reads_only_its_own_tensors(tmp_path, library):
     make = made("mixtral")
     ordinary = make()
     ordinary.save_pretrained(tmp_path)
@@ -86,8 +93,8 @@ def test_one_layer_of_merged_experts_reads_only_its_own_tensors(tmp_path, needs)
     assert "put together" in str(report)
 
 
-def test_a_base_model_goes_into_a_model_with_a_head_and_the_other_way_round(tmp_path, needs):
-    transformers = needs("transformers")
+def test_a_base_model_goes_into_a_model_with_a_head_and_the_other_way_round(tmp_path, library):
+    transformers = library
     config = transformers.BertConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50
     )
@@ -105,8 +112,7 @@ def test_a_base_model_goes_into_a_model_with_a_head_and_the_other_way_round(tmp_
     assert report.match.missing == () and all(name.startswith("cls.") for name in report.match.unexpected)
 
 
-def test_nothing_of_the_model_or_its_configuration_changes(needs):
-    needs("transformers")
+def test_nothing_of_the_model_or_its_configuration_changes(library):
     model = metaviz.build(made("mixtral"))
     before, config = dict(vars(model)), model.config.to_dict()
     names = [f"layers.0.block_sparse_moe.experts.{k}.w{j}.weight" for k in range(4) for j in (1, 2, 3)]
@@ -114,8 +120,7 @@ def test_nothing_of_the_model_or_its_configuration_changes(needs):
     assert vars(model) == before and model.config.to_dict() == config
 
 
-def test_a_version_without_a_mapping_is_said_and_other_models_are_left_alone(monkeypatch, needs):
-    needs("transformers")
+def test_a_version_without_a_mapping_is_said_and_other_models_are_left_alone(monkeypatch, library):
     model = metaviz.build(made("llama"))
     monkeypatch.delattr(sys.modules["transformers.conversion_mapping"], "get_model_conversion_mapping")
     assert "This version of transformers has no mapping" in conversions(model, ["a"]).note

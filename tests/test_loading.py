@@ -128,7 +128,9 @@ def test_a_new_head_falls_to_replay_then_reset_and_the_report_names_it():
 
 def test_entries_without_values_are_refused_and_never_replace_real_ones():
     state = on_meta(lambda: nn.Linear(4, 4)).state_dict()
-    with pytest.raises(CannotMaterialize, match=r"2 of 2 chosen .*has no values: it is on meta"):
+    with pytest.raises(
+        CannotMaterialize, match=r"2 of 2 chosen .*no values in the state dict: it is on meta"
+    ):
         loaded(lambda: nn.Linear(4, 4), state)
 
 
@@ -145,9 +147,9 @@ def test_shapes_that_differ_are_all_listed_and_nothing_is_loaded():
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 of 4 chosen tensors have another shape in the state dict. Nothing was changed."
     assert lines[1] == (
-        "  0.weight: 0.weight of the state dict has the shape (3, 4), and (4, 3) is wanted, the transpose."
+        "  0.weight: It has the shape (3, 4) in the state dict, and (4, 3) is wanted, the transpose."
     )
-    assert lines[2] == "  0.bias: 0.bias of the state dict has the shape (5,), and (4,) is wanted."
+    assert lines[2] == "  0.bias: It has the shape (5,) in the state dict, and (4,) is wanted."
     assert all(each.is_meta for each in model.parameters())
 
 

@@ -40,7 +40,7 @@ def test_what_fits_what_is_missing_and_what_else_there_is():
         "in it, but not persistent in the model: steps\n"
         "in it, but not in the model: old.weight\n"
         "in another dtype: 1 tensor, float16 there and float32 here\n"
-        "fc.bias: fc.bias of the state dict has the shape (3,), and (2,) is wanted"
+        "fc.bias: It has the shape (3,) in the state dict, and (2,) is wanted"
     )
 
 

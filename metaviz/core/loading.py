@@ -126,32 +126,20 @@ class Loading:
         shape, dtype = tuple(tensor.shape), tensor.dtype
         if entry.shape == shape and entry.dtype == dtype and not _troubled(entry):
             return None
-        names = some(entry.sources)
-        if entry.stored is not None and entry.stored.trouble:
-            return Verdict(
-                False,
-                None,
-                f"{names} of {self.checkpoint.called} has no values: {entry.stored.trouble}",
-                kind="no_values",
-            )
-        here = shape
-        if entry.shape != here and not (here == () and entry.shape == (1,)):
-            transposed = ", the transpose" if entry.shape == here[::-1] else ""
-            return Verdict(
-                False,
-                None,
-                f"{names} of {self.checkpoint.called} has the shape {format_shape(entry.shape)}, and "
-                f"{format_shape(here)} is wanted{transposed}",
-                kind="shape",
-            )
-        if not _goes_into(entry.dtype, tensor.dtype):
-            return Verdict(
-                False,
-                None,
-                f"{names} of {self.checkpoint.called} is {_word(entry.dtype)}, and {_word(tensor.dtype)} is wanted: "
-                "its numbers mean something else",
-                kind="dtype",
-            )
+        there = self.checkpoint.called
+        if entry.sources != (entry.name,):
+            there += f", as {some(entry.sources)}"
+        if _troubled(entry):
+            reason = f"It has no values in {there}: {entry.stored.trouble}"
+            return Verdict(False, None, reason, kind="no_values")
+        if entry.shape != shape and not (shape == () and entry.shape == (1,)):
+            transposed = ", the transpose" if entry.shape == shape[::-1] else ""
+            shapes = format_shape(entry.shape), format_shape(shape)
+            reason = f"It has the shape {shapes[0]} in {there}, and {shapes[1]} is wanted{transposed}"
+            return Verdict(False, None, reason, kind="shape")
+        if not _goes_into(entry.dtype, dtype):
+            words = f"{_word(entry.dtype)} in {there}, and {_word(dtype)} is wanted"
+            return Verdict(False, None, f"It is {words}: its numbers mean something else", kind="dtype")
         return None
 
     def dtype(self, tensor: torch.Tensor) -> torch.dtype:
