@@ -192,6 +192,8 @@ class Stored:
             BadCheckpoint: The bytes are not there.
             StalePlan: The file has been changed since its header was read.
         """
+        if self.trouble:
+            raise BadCheckpoint(f"{self.name!r} cannot be read: {self.trouble}. Next: print(checkpoint)")
         if self.value is not None:
             return torch.empty_like(self.value, device="cpu").copy_(self.value)
         first, *others = self.pieces
