@@ -587,3 +587,72 @@ def test_a_setting_out_of_range_is_refused(shell):
     magics = shell.ip.magics_manager.registry["MetavizMagics"]
     with pytest.raises(TraitError):
         magics.progress_after = -1.0
+
+
+@pytest.fixture
+def stored(built, tmp_path, monkeypatch):
+    """`built` in a folder with its checkpoint, under a name with a blank and nested in a dict, too."""
+    monkeypatch.chdir(tmp_path)
+    state = {name: torch.full_like(value, 7) for name, value in reference().state_dict().items()}
+    torch.save(state, "net.pt")
+    torch.save(
+        {"ema": {f"student.{name}": value for name, value in state.items()}, "model": state}, "two words.pt"
+    )
+    built(f"state = torch.load({str(tmp_path / 'net.pt')!r})")
+    return built
+
+
+@pytest.mark.parametrize("where", ["net.pt", "state", '"two words.pt"'])
+def test_a_checkpoint_is_a_path_or_a_name(stored, where):
+    ran = stored(f"%meta_checkpoint {where}")
+    assert isinstance(ran.value, metaviz.Checkpoint) and len(ran.value) == 8
+    assert isinstance(stored(f"%meta_checkpoint {where} model").value, metaviz.Match)
+    report = stored(f"%meta_materialize model layers.1 --checkpoint {where}").value
+    assert {each.source for each in report.tensors} == {"checkpoint"}
+    model = stored.names()["model"]
+    assert (model.layers[1].weight == 7).all() and model.layers[0].weight.is_meta
+
+
+def test_an_entry_and_a_key_map_can_be_given(stored):
+    line = '--checkpoint "two words.pt" --inside ema --key-map student='
+    plan = stored(f"%meta_materialize model {line} --dry-run").value
+    assert {each.source for each in plan.tensors} == {"checkpoint"}
+    assert "checkpoint=" in stored(f"%meta_tree model layers.0 {line}").value.text()
+    assert (
+        len(stored("%meta_checkpoint 'two words.pt' model --inside ema --key-map=student=").value.found) == 8
+    )
+    assert "--key-map takes OLD=NEW" in stored("%meta_checkpoint net.pt --key-map student").err
+    assert "under 'emma'" in stored("%meta_checkpoint 'two words.pt' --inside emma").err
+
+
+def test_a_dry_run_can_tell_the_memory_of_training(stored):
+    ran = stored("%meta_materialize model --dry-run --gradients --optimizer adamw")
+    assert ran.out.splitlines()[0].split() == [
+        "device",
+        "dtype",
+        "values",
+        "gradients",
+        "optimizer",
+        "sum",
+        "free",
+    ]
+    assert ran.value.nbytes == 280
+    assert "torch.optim has no 'adm'" in str(
+        stored("%meta_materialize model --dry-run --optimizer adm").error
+    )
+
+
+def test_what_is_wrong_with_a_checkpoint_is_said_in_one_line(stored):
+    assert stored("%meta_checkpoint nowhere.pt").err.startswith(
+        "UsageError: 'nowhere.pt' cannot be read: No such file"
+    )
+    stored("other = {'a.b': torch.ones(3)}")
+    ran = stored("%meta_materialize model --checkpoint other")
+    assert ran.err.startswith("UsageError: Nothing of the state dict fits the model")
+    assert all(each.is_meta for each in stored.names()["model"].parameters())
+
+
+def test_the_stored_dtype_can_be_asked_for(stored):
+    stored("half = {name: value.half() for name, value in state.items()}")
+    stored("%meta_materialize model head --checkpoint half --dtype checkpoint")
+    assert stored.names()["model"].head.weight.dtype == torch.float16
