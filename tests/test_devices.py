@@ -295,3 +295,54 @@ def test_keyed_draws_on_a_gpu_are_the_same_for_any_selection():
     metaviz.materialize(whole, device="cuda", rng="keyed")
     metaviz.materialize(part, "free", device="cuda", rng="keyed")
     assert torch.equal(whole.free, part.free)
+
+
+def test_the_cpu_is_listed_last_with_its_name_and_memory():
+    *others, cpu = devices.listed()
+    assert cpu.device == CPU and cpu.name
+    assert 0 < cpu.free_nbytes <= cpu.total_nbytes <= psutil.virtual_memory().total
+    assert all(each.device.type == torch.accelerator.current_accelerator().type for each in others)
+    assert str(cpu).startswith(f"cpu: {cpu.name}, ") and " free of " in str(cpu)
+
+
+class StandIn:
+    """A device module of torch, as far as it is asked; some kinds cannot tell their memory."""
+
+    def __init__(self, memory: bool):
+        if memory:
+            self.mem_get_info = lambda device: (3 * 2**30, 8 * 2**30)
+            self.get_device_name = lambda device: f"Stand-in {device.index}"
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_accelerators_are_listed_first_in_order(monkeypatch, memory):
+    monkeypatch.setattr(devices, "names", lambda: ["cpu", "xpu:0", "xpu:1"])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: StandIn(memory))
+    listed = devices.listed()
+    assert [str(each.device) for each in listed] == ["xpu:0", "xpu:1", "cpu"]
+    expected = {
+        True: "xpu:1: Stand-in 1, 3.00 GiB free of 8.00 GiB in all",
+        False: "xpu:1: XPU, memory not known",
+    }
+    assert str(listed[1]) == expected[memory]
+
+
+def test_limits_of_all_control_groups_above_the_process_count(tmp_path):
+    own = tmp_path / "cgroup"
+    own.write_text("0::/outer/inner\n4:memory:/old\n")
+    stat = "anon 1\ninactive_file 50\n"
+    for folder, limit, used in (("", "max", 0), ("outer", "1000", 900), ("outer/inner", "5000", 100)):
+        here = tmp_path / folder
+        here.mkdir(exist_ok=True)
+        (here / "memory.max").write_text(f"{limit}\n")
+        (here / "memory.current").write_text(f"{used}\n")
+        (here / "memory.stat").write_text(stat)
+    old = tmp_path / "memory" / "old"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("700\n")
+    (old / "memory.usage_in_bytes").write_text("100\n")
+    (old / "memory.stat").write_text(stat)
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("5\n")
+    (tmp_path / "memory" / "memory.stat").write_text(stat)
+    assert sorted(devices._cgroups(str(tmp_path), str(own))) == [(700, 50), (1000, 850), (5000, 50)]

@@ -74,6 +74,8 @@ class Archive:
                 f"{self._file.path!r} is a ZIP file, but none of torch.save. Next: import zipfile; "
                 f"zipfile.ZipFile({self._file.path!r}).namelist()"
             )
+        if entries["data.pkl"].compress_type != zipfile.ZIP_STORED:
+            raise self._compressed()
         order = archive.read(entries["byteorder"]) if "byteorder" in entries else b"little"
         if order != b"little":
             raise BadCheckpoint(
@@ -109,10 +111,7 @@ class Archive:
         """Where in the file the bytes of a storage begin."""
         entry = self._data[key]
         if entry.compress_type != zipfile.ZIP_STORED:
-            raise BadCheckpoint(
-                f"{self._file.path!r} is compressed, so no part of it can be read by itself. "
-                f"Next: torch.save(torch.load({self._file.path!r}), 'plain.pt')"
-            )
+            raise self._compressed()
         self._part.seek(entry.header_offset + _LENGTHS_AT)
         begin = entry.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", self._part.read(4)))
         if entry.file_size < nbytes or begin + nbytes > self._part.nbytes:
@@ -121,6 +120,12 @@ class Archive:
                 "Next: download or copy the file again"
             )
         return self._offset + begin
+
+    def _compressed(self) -> BadCheckpoint:
+        return BadCheckpoint(
+            f"{self._file.path!r} is compressed, so no part of it can be read by itself. "
+            f"Next: torch.save(torch.load({self._file.path!r}), 'plain.pt')"
+        )
 
     def stored(self, name: str, tensor: torch.Tensor) -> Stored:
         """A tensor of :attr:`content` as a stored one."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metaviz.core.paths import some
-from metaviz.core.stored import readable
+from metaviz.core.stored import File, readable
 from metaviz.errors import BadCheckpoint
 
 _FORMATS = {
@@ -90,12 +90,7 @@ def _file(path: str) -> Found:
     format = _FORMATS.get(os.path.splitext(name)[1].lower())
     if format is None:
         # Caches keep files under names that say nothing.
-        with readable(path), open(path, "rb") as file:
-            if not os.path.isfile(path):
-                raise BadCheckpoint(
-                    f"{path!r} is no ordinary file. Next: metaviz.checkpoint('model.safetensors')"
-                )
-            head = file.read(16)
+        head = File.at(path).head(16)
         format = "safetensors" if head[8:9] == b"{" else "torch"
     return Found(format, (path,))
 
