@@ -45,9 +45,16 @@ def _draw_checkpoint(checkpoint, how):
     return getattr(view, how)(checkpoint)
 
 
+def _draw_match(match, how):
+    from metaviz.views import match as view
+
+    return getattr(view, how)(match)
+
+
 # Core does not know its views.
 ModuleTree.drawn = staticmethod(_draw)
 Checkpoint.drawn = staticmethod(_draw_checkpoint)
+Match.drawn = staticmethod(_draw_match)
 
 
 def load_ipython_extension(ipython):

@@ -63,6 +63,7 @@ def test_a_missing_shard_takes_only_its_own_tensors_away(tmp_path):
     checkpoint = metaviz.checkpoint(tmp_path)
     assert checkpoint.notes == ("1 file of its 2 missing: model-00002-of-00002.safetensors.",)
     assert checkpoint["fc.bias"].trouble == "its file 'model-00002-of-00002.safetensors' is missing"
+    assert checkpoint.nbytes == sum(each.nbytes for each in checkpoint.values() if each.shape is not None)
     model = metaviz.build(lambda: nn.ModuleDict({"fc": nn.Linear(3, 4)}))
     metaviz.materialize(model, "fc.weight", checkpoint=checkpoint)
     assert torch.equal(model["fc"].weight, STATE["fc.weight"])
@@ -211,26 +212,8 @@ def test_entries_on_meta_hold_no_values_and_say_so():
     state = nn.Linear(2, 2, device="meta").state_dict()
     checkpoint = metaviz.checkpoint(state)
     assert {each.trouble for each in checkpoint.values()} == {"it is on meta, so there are no values in it"}
-    assert "no values in 2 tensors: it is on meta, so there are no values in it" in str(checkpoint)
+    assert checkpoint.nbytes == 0
     real = nn.Linear(2, 2)
     before = real.weight.detach().clone()
     report = metaviz.materialize(real, checkpoint=state)
     assert report.kept == ("weight", "bias") and torch.equal(real.weight, before)
-
-
-def test_a_checkpoint_shows_names_that_differ_in_numbers_as_one(golden):
-    state = {f"layers.{k}.{name}": torch.ones(2, 3) for k in (0, 1, 2, 7) for name in ("up", "<b>down</b>")}
-    checkpoint = metaviz.checkpoint(state | {"head": torch.ones(5, dtype=torch.bfloat16)})
-    golden(str(checkpoint))
-    page = checkpoint._repr_html_()
-    assert "&lt;b&gt;down&lt;/b&gt;" in page and "<b>down" not in page
-
-
-def test_a_hundred_thousand_names_make_a_short_page():
-    state = dict.fromkeys(
-        (f"layers.{k}.experts.{j}.w" for k in range(100) for j in range(1000)), torch.ones(1)
-    )
-    checkpoint = metaviz.checkpoint(state)
-    assert "layers.0–99.experts.0–999.w" in str(checkpoint)
-    assert "100,000" in str(checkpoint)
-    assert len(checkpoint._repr_html_()) < 10_000

@@ -128,6 +128,7 @@ def test_checkpoints_are_offered_by_name_of_variable_and_of_file(completed, tmp_
         "%meta_checkpoint ",
         "%meta_tree model --checkpoint ",
         "%meta_materialize model 0 --checkpoint ",
+        "%meta_materialize model 0 --checkpoint=",
     ):
         offered = completed(line)
         assert [text.removeprefix(line) for text in offered if text.removeprefix(line) in files] == files

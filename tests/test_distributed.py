@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=4)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 7))
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 7))
     if rank == 0:
         torch.save(model.state_dict(), f"{folder}/whole.pt")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 
 def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 7))
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 7))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_shards_of_a_mesh_of_four_processes_are_whole_again(sharded):
     assert checkpoint.format == "distributed"
     assert len(checkpoint["model.0.weight"].pieces) == 4
     # Seven rows over two processes: one has four, the other three.
-    assert {piece.size for piece in checkpoint["model.2.weight"].pieces} == {(4, 5), (3, 5)}
+    assert {piece.size for piece in checkpoint["model.2.weight"].pieces} == {(4, 6), (3, 6)}
     model = metaviz.build(net)
     report = metaviz.materialize(model, checkpoint=checkpoint)
     for name, value in model.state_dict().items():

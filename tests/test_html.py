@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from trees import META, Holder, jumble, linear, mixture, no, quirks, seen, stack, yes
 
+import metaviz
 from metaviz.core.tree import tree
 from metaviz.views import html as view
 from metaviz.views.html import MAX_BYTES, html
@@ -184,6 +185,30 @@ def test_doubt_about_reset_is_said_and_its_next_step_is_code():
         "Next: <code>model = metaviz.build(type(model), *args)</code></div>"
     ) in page
     assert "only a tape tells" not in html(tree(nn.Linear(2, 2, device=META)))
+
+
+def test_with_a_checkpoint_the_footer_says_how_many_tensors_come_from_which_source():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 3) for _ in range(3))
+            self.head = nn.Linear(2, 3, bias=False)
+            self.head.weight = self.layers[0].weight
+            self.again = self.layers[1]
+            self.register_buffer("steps", torch.zeros(2), persistent=False)
+
+    model = metaviz.build(Net)
+    state = {name: value for name, value in Net().state_dict().items() if not name.startswith("layers.2")}
+    seen = tree(model, checkpoint=state)
+    assert ('<span class="mv-ready">○ 7 ready</span> (4 from the checkpoint, 3 from replay)') in html(seen)
+    assert "\n7 tensors: ○ 7 ready (4 from the checkpoint, 3 from replay)\n" in text(seen)
+    for part, words in {
+        "again": "2 tensors: ○ 2 ready (2 from the checkpoint)",
+        "head": "1 tensor: ○ 1 ready (1 from the checkpoint)",
+        "layers.2.bias": "1 tensor: ○ 1 ready (1 from replay)",
+    }.items():
+        assert f"\n{words}\n" in text(seen[part])
+    assert "(" not in text(tree(model)).partition("tensors: ")[2].splitlines()[0]
 
 
 def test_the_footer_says_totals_marks_and_the_next_step():

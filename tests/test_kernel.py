@@ -197,6 +197,39 @@ def test_a_front_end_gets_completions_and_help(kernel):
     assert page["found"] and "--depth" in page["data"]["text/plain"]
 
 
+LOAD = """import json, os, struct
+
+path, tensors, step = os.environ["IPYTHONDIR"] + "/big.safetensors", 64, 16 * 2**20
+header = json.dumps({f"{k}.weight": {"dtype": "F32", "shape": [2048, 2048],
+                                     "data_offsets": [k * step, (k + 1) * step]} for k in range(tensors)}).encode()
+with open(path, "wb") as file:
+    file.write(struct.pack("<Q", len(header)) + header)
+    file.truncate(8 + len(header) + tensors * step)  # a hole: it takes no room on the disk
+with metaviz.recording():
+    big = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(tensors)))
+%config MetavizMagics.progress_after = 0"""
+
+
+def test_an_interrupt_while_a_checkpoint_is_read_leaves_the_model_as_it_was(kernel):
+    manager, client = kernel
+    assert client.execute(f"import metaviz\n{LOAD}", reply=True, timeout=120)["content"]["status"] == "ok"
+    shown: list[str] = []
+    request = client.execute("%meta_materialize big --checkpoint path", stop_on_error=False)
+    while not shown or not shown[-1].startswith("stopped"):
+        message = client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") == request and "data" in message["content"]:
+            shown.append(message["content"]["data"]["text/plain"])
+            if len(shown) == 1:
+                manager.interrupt_kernel()
+    reply = client._recv_reply(request, timeout=60)["content"]
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    assert re.fullmatch(r"read 16\.0 MiB of 1\.00 GiB, .*/s, .* left, at 0\.weight", shown[0])
+    assert shown[-1].startswith("stopped by KeyboardInterrupt at ")
+    assert shown[-1].endswith(": the model is as it was before")
+    again = "assert all(w.is_meta for w in big.parameters())\n%meta_materialize big 0 --checkpoint path"
+    assert client.execute(again, reply=True, timeout=60)["content"]["status"] == "ok"
+
+
 def test_an_interrupt_from_the_front_end_leaves_nothing_behind(kernel):
     manager, client = kernel
     source = "%%meta_build\nhalf = Net()\nprint('now')\nimport time\ntime.sleep(100)\nnever = Net()"

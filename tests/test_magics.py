@@ -606,11 +606,23 @@ def stored(built, tmp_path, monkeypatch):
 def test_a_checkpoint_is_a_path_or_a_name(stored, where):
     ran = stored(f"%meta_checkpoint {where}")
     assert isinstance(ran.value, metaviz.Checkpoint) and len(ran.value) == 8
-    assert isinstance(stored(f"%meta_checkpoint {where} model").value, metaviz.Match)
+    stored("net = model")
+    match = stored(f"%meta_checkpoint {where} net").value
+    assert isinstance(match, metaviz.Match) and "\nNext: metaviz.materialize(net, " in str(match)
     report = stored(f"%meta_materialize model layers.1 --checkpoint {where}").value
     assert {each.source for each in report.tensors} == {"checkpoint"}
     model = stored.names()["model"]
     assert (model.layers[1].weight == 7).all() and model.layers[0].weight.is_meta
+
+
+def test_a_name_goes_before_a_file_that_is_called_so_and_what_is_no_checkpoint_is_no_name(stored):
+    torch.save({"file": torch.ones(1)}, "state")
+    assert len(stored("%meta_checkpoint state").value) == 8
+    assert list(stored("%meta_checkpoint ./state").value) == ["file"]
+    torch.save({"file": torch.ones(1)}, "model")
+    assert list(stored("%meta_checkpoint model").value) == ["file"]
+    stored("where = 'net.pt'")
+    assert len(stored("%meta_checkpoint where").value) == 8
 
 
 def test_an_entry_and_a_key_map_can_be_given(stored):

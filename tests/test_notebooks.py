@@ -125,6 +125,14 @@ def test_the_third_notebook_loads_real_weights(run):
     assert said(cell_with(run, "def embedding")).split("\n")[0] == "True"
     head = said(cell_with(run, "BertForMaskedLM, config"))
     assert head.count("cls.predictions") == 5 and "replay: normal_ at" in head
+    tree = said(cell_with(run, "%meta_tree bert --checkpoint"))
+    assert "105 tensors: ○ 105 ready (103 from the checkpoint, 2 from replay)" in tree
+    refused = said(cell_with(run, "%meta_materialize fresh"))
+    assert "Nothing of the state dict fits the model" in refused and "key_map=[('student', '')]" in refused
+    assert "has 103 of 103 tensors" in said(cell_with(run, "--key-map student="))
+    assert (
+        said(cell_with(run, "%meta_checkpoint model wide")).count("✗ does not fit   6  encoder.layer.*") == 3
+    )
     refused = said(cell_with(run, "%meta_materialize wide"))
     assert "has the shape (384, 1536) in model.safetensors, as " not in refused
     assert "It has the shape (384, 1536) in model.safetensors, and (384, 2048) is wanted." in refused

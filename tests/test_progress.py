@@ -60,12 +60,29 @@ def test_long_work_is_one_output_that_is_replaced(shell, screen):
         clock.now += 1.0
         progress(2 * 2**30, 4 * 2**30, "layers.1.weight")
     first, second = screen
-    assert first["data"]["text/plain"] == "1.00 GiB of 4.00 GiB, 1.00 GiB/s, at layers.<0>.weight"
-    assert second["data"]["text/plain"] == "2.00 GiB of 4.00 GiB, 1.00 GiB/s, at layers.1.weight"
+    assert first["data"]["text/plain"] == (
+        "1.00 GiB of 4.00 GiB, 1.00 GiB/s, 3.00 s left, at layers.<0>.weight"
+    )
+    assert second["data"]["text/plain"] == (
+        "2.00 GiB of 4.00 GiB, 1.00 GiB/s, 2.00 s left, at layers.1.weight"
+    )
     assert "layers.&lt;0&gt;.weight" in first["data"]["text/html"]
     assert f'<progress max="{4 * 2**30}" value="{2**30}"' in first["data"]["text/html"]
     assert [output.get("update", False) for output in screen] == [False, True]
     assert first["transient"] == second["transient"]
+
+
+def test_reading_says_so_and_at_the_beginning_and_the_end_no_time_is_left_to_tell(shell, screen):
+    clock = Clock()
+    with Progress(shell.ip, 0.0, clock, verb="read") as progress:
+        for nbytes in (0, 2**20, 4 * 2**20):
+            clock.now += 1.0
+            progress(nbytes, 4 * 2**20, "w")
+    assert [output["data"]["text/plain"] for output in screen] == [
+        "read 0 B of 4.00 MiB, 0 B/s, at w",
+        "read 1.00 MiB of 4.00 MiB, 512 KiB/s, 6.00 s left, at w",
+        "read 4.00 MiB of 4.00 MiB, 1.33 MiB/s, at w",
+    ]
 
 
 def test_it_is_shown_at_most_ten_times_a_second(shell, screen):
@@ -127,7 +144,7 @@ def test_a_terminal_gets_one_line_that_is_written_over(shell, monkeypatch):
         written = sys.stdout.getvalue()
     assert written.count("\n") == 0 and written.count("\r") == 3
     assert max(map(len, written.split("\r"))) == 100
-    assert "[#####...............] 1 B of 4 B, 1 B/s, at a.very" in written
+    assert "[#####...............] 1 B of 4 B, 1 B/s, 3.00 s left, at a.very" in written
 
 
 def test_a_file_gets_the_last_state_only(shell, capsys):

@@ -101,12 +101,13 @@ class Checkpoint(Mapping[str, Stored]):
         self.key_map = key_map
         self._tensors = tensors
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
-        """Bytes of all its tensors; what is stored once under several names counts once."""
-        return sum({stored.place: stored.nbytes for stored in self._tensors.values()}.values())
+        """Bytes of all its values; what is stored once under several names counts once."""
+        held = {stored.place: stored.nbytes for stored in self._tensors.values() if not stored.trouble}
+        return sum(held.values())
 
-    @property
+    @functools.cached_property
     def files(self) -> tuple[str, ...]:
         """The files that hold values."""
         return tuple(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from metaviz.core.checkpoint import Checkpoint
 from metaviz.core.checkpoint import checkpoint as opened
-from metaviz.core.conversion import needs_map
 from metaviz.core.loading import Loading
 from metaviz.core.naming import nearest, suggestion
-from metaviz.core.paths import Model, Place, some
+from metaviz.core.paths import Model, Place
+from metaviz.core.sources import Slot, Sources
 from metaviz.core.units import plural
 from metaviz.errors import CheckpointMismatch
 
@@ -35,7 +36,13 @@ class Match:
         unexpected: Names that the model has no place for.
         ignored: Names of buffers that are not persistent in the model: it makes them itself.
         notes: What was done to its names, in sentences.
+        elsewhere: ``{path: source}`` of what is missing or never saved: ``"replay"``, ``"reset"``, ``"real"`` where it
+            holds values, or ``""`` where nobody has any.
+        called: What the user calls the model, for code to paste.
     """
+
+    #: Draws a match: `drawn(match, how)`. Core does not know its views, so `metaviz` sets it.
+    drawn: ClassVar[Callable[..., Any] | None] = None
 
     checkpoint: Checkpoint
     found: dict[str, tuple[str, ...]]
@@ -49,31 +56,20 @@ class Match:
     unexpected: tuple[str, ...]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
+    elsewhere: dict[str, str] = dataclasses.field(default_factory=dict)
+    called: str = "model"
+
+    @property
+    def summary(self) -> str:
+        """The match in one line."""
+        total = len(self.found) + len(self.missing) + len(self.refused)
+        return f"{self.checkpoint.called} has {len(self.found):,} of {plural(total, 'tensor')} that the model saves"
 
     def __str__(self) -> str:
-        total = len(self.found) + len(self.missing) + len(self.refused)
-        lines = [
-            f"{self.checkpoint.called} has {len(self.found):,} of {plural(total, 'tensor')} that the model saves"
-        ]
-        lines += self.notes
-        named = {
-            "not in it": self.missing,
-            "of no use": self.refused,
-            "not persistent, so never saved": self.not_saved,
-            "in it, but not persistent in the model": self.ignored,
-            "in it, but not in the model": self.unexpected,
-        }
-        lines += [f"{words}: {some(paths)}" for words, paths in named.items() if paths]
-        if self.casts:
-            (there, here), *others = dict.fromkeys(self.casts.values())
-            more = f" and {len(others)} other pairs" if others else ""
-            lines.append(
-                f"in another dtype: {plural(len(self.casts), 'tensor')}, {there} there and {here} here{more}"
-            )
-        lines += [f"{path}: {reason}" for path, reason in list(self.refused.items())[:3]]
-        if self.missing and self.unexpected:
-            lines += needs_map(self.missing, self.unexpected)
-        return "\n".join(lines)
+        return type(self).drawn(self, "text") if self.drawn else self.summary
+
+    def _repr_html_(self) -> str | None:
+        return type(self).drawn(self, "html") if self.drawn else None
 
     __repr__ = __str__
 
@@ -93,7 +89,9 @@ def match(model: nn.Module, checkpoint: Any) -> Match:
         >>> metaviz.match(torch.nn.Linear(2, 3), {"weight": torch.ones(3, 2)}).missing
         ('bias',)
     """
-    return matching(Model(model), Loading(model, opened(checkpoint)))
+    view, loading = Model(model), Loading(model, opened(checkpoint))
+    found = matching(view, loading)
+    return dataclasses.replace(found, elsewhere=_elsewhere(view, Sources(model, loading), found))
 
 
 def matching(view: Model, loading: Loading) -> Match:
@@ -145,6 +143,17 @@ def matching(view: Model, loading: Loading) -> Match:
         loading.ignored,
         tuple(loading.notes),
     )
+
+
+def _elsewhere(view: Model, sources: Sources, match: Match) -> dict[str, str]:
+    """Who has values for what the checkpoint lacks."""
+    lacking, found = {*match.missing, *match.not_saved}, {}
+    for place in view.places:
+        if place.path in lacking:
+            slot = place.slot
+            verdict = sources.verdict(slot.tensor, Slot(place.module, slot.name, slot.kind))
+            found[place.path] = "real" if verdict.kind == "real" else verdict.source or ""
+    return found
 
 
 def _is_saved(place: Place) -> bool:

@@ -141,7 +141,7 @@ class Stored:
 
     Attributes:
         name: Its name there.
-        shape: Its shape.
+        shape: Its shape; None where its file is missing.
         dtype: Its dtype; None where this torch has none like it.
         pieces: Where its values are.
         value: The tensor itself, where the checkpoint is a state dict.
@@ -149,7 +149,7 @@ class Stored:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: torch.dtype | None
     pieces: tuple[Piece, ...] = ()
     value: torch.Tensor | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -157,8 +157,8 @@ class Stored:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        """Number of elements; 0 where its shape is not known."""
+        return 0 if self.shape is None else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ everything else is free.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 
@@ -65,6 +66,17 @@ def total(tallies: Iterable[Tally]) -> Tally:
     for tally in tallies:
         result.add(tally)
     return result
+
+
+def by_source(columns, root: int) -> Counter[str]:
+    """How many tensors below a row each source would give values, a tied one counted once."""
+    found: dict[int, str] = {}
+    root = _storage(columns, root)
+    for row in (root,) if columns.forms[root].source else _below(columns, root):
+        tie, first = columns.links.get(row, (None, row))
+        if source := columns.forms[row].source:
+            found[first if tie == "tie" else row] = source
+    return Counter(found.values())
 
 
 def corrections(columns) -> dict[int, Tally]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 from typing import Any
@@ -30,7 +31,8 @@ _SOURCE = argument(
 _CHECKPOINT = argument(
     "--checkpoint",
     metavar="PATH",
-    help="Read values from: a file, a folder, or a name bound to one or a state dict.",
+    help="Read values from a file or folder, or from what a name is bound to: a path, a state dict, a "
+    "metaviz.checkpoint. The name goes before a file that is called so; for that, write ./NAME.",
 )
 _KEY_MAP = argument(
     "--key-map",
@@ -152,14 +154,19 @@ class MetavizMagics(Magics):
                     print(plan.memory(gradients=options.gradients, optimizer=options.optimizer))
                 return plan
             blocked = "skip" if options.skip_blocked else "error"
-            with Progress(self.shell, self.progress_after) as shown:
+            verb = "" if same["checkpoint"] is None else "read"
+            with Progress(self.shell, self.progress_after, verb=verb) as shown:
                 done = metaviz.materialize(model, paths, **same, blocked=blocked, progress=shown)
                 return shown.finish(done)
 
     @no_var_expand
     @line_magic
     @magic_arguments()
-    @argument("checkpoint", help="A file, a folder, or a name bound to one or a state dict.")
+    @argument(
+        "checkpoint",
+        metavar="PATH",
+        help="A file or folder, or a name bound to a path, a state dict or a metaviz.checkpoint, which goes first.",
+    )
     @argument("model", nargs="?", help="Name of a model: how it fits.")
     @_KEY_MAP
     @_INSIDE
@@ -172,7 +179,9 @@ class MetavizMagics(Magics):
         model = None if options.model is None else names.resolve(self.shell.user_ns, options.model)
         with arguments.one_line_errors(options.model or "model"):
             stored = names.checkpoint(self.shell.user_ns, options)
-            return stored if model is None else metaviz.match(model, stored)
+            if model is None:
+                return stored
+            return dataclasses.replace(metaviz.match(model, stored), called=options.model)
 
     @no_var_expand
     @line_magic

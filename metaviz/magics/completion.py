@@ -68,7 +68,9 @@ def candidates(magic: Callable, namespace: Mapping[str, Any], words: list[str], 
     options = {text: action for action in magic.parser._actions for text in action.option_strings}
     option, equals, value = word.partition("=")
     if equals and option in options:
-        return (f"{option}={text}" for text in _starting(_values(options[option]), value))
+        stored = options[option].dest == "checkpoint"
+        found = _stored(namespace, value) if stored else _starting(_values(options[option]), value)
+        return (f"{option}={text}" for text in found)
     if words and words[-1] in options and options[words[-1]].dest == "checkpoint":
         return _stored(namespace, word)
     if words and words[-1] in options and options[words[-1]].nargs != 0:

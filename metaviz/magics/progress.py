@@ -25,15 +25,19 @@ class Progress:
         shell: The IPython shell.
         after: Seconds of work before anything is shown.
         clock: Seconds as a float.
+        verb: What is done to the bytes: ``"read"``; nothing is said if empty.
 
     Example:
         >>> with Progress(shell) as progress:
         ...     report = progress.finish(metaviz.materialize(model, progress=progress))
     """
 
-    def __init__(self, shell: Any, after: float = 1.0, clock: Any = time.perf_counter) -> None:
+    def __init__(
+        self, shell: Any, after: float = 1.0, clock: Any = time.perf_counter, verb: str = ""
+    ) -> None:
         self._screen = _Line() if type(shell.display_pub) is DisplayPublisher else _Output()
         self._clock = clock
+        self._verb = f"{verb} " if verb else ""
         self._began = clock()
         self._next = self._began + after
         self._shown = self._finished = False
@@ -46,8 +50,11 @@ class Progress:
         if now >= self._next:
             self._next = now + 1 / PER_SECOND
             self._shown = True
-            speed = _rate(done, now - self._began)
-            text = f"{format_bytes(done)} of {format_bytes(total)}, {speed}, at {path}"
+            spent = now - self._began
+            text = f"{self._verb}{format_bytes(done)} of {format_bytes(total)}, {_rate(done, spent)}"
+            if 0 < done < total:
+                text += f", {format_seconds(spent * (total - done) / done)} left"
+            text += f", at {path}"
             self._screen.write(done, total, text)
 
     def finish(self, report: Report) -> Report:

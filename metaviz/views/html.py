@@ -22,6 +22,7 @@ from metaviz.views.lines import (
     marks,
     next_step,
     obstacles,
+    origins,
     summary,
 )
 
@@ -221,8 +222,9 @@ def _footer(tree: ModuleTree, top: Branch) -> Iterator[str]:
     yield f"<div><b>{escape(first)}</b></div>"
     for line in others:
         yield f"<div>{escape(line)}</div>"
+    told = MEANINGS | {"ready": origins(tree) or MEANINGS["ready"]}
     counts = [
-        f'<span class="mv-{mark}">{SYMBOLS[mark]} {escape(words)}</span> ({MEANINGS[mark]})'
+        f'<span class="mv-{mark}">{SYMBOLS[mark]} {escape(words)}</span> ({told[mark]})'
         for mark, words in marks(tree)
     ]
     if counts:

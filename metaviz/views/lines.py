@@ -10,7 +10,7 @@ from typing import NamedTuple
 from metaviz.core import causes, reasons
 from metaviz.core.columns import Columns, Form
 from metaviz.core.fold import Branch
-from metaviz.core.tally import Tally
+from metaviz.core.tally import Tally, by_source
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_bytes, format_count, format_exact, format_shape, plural
 from metaviz.errors import UnknownPath
@@ -188,6 +188,15 @@ def _sizes(sizes: dict[str, int]) -> str:
 def marks(tree: ModuleTree) -> list[tuple[str, str]]:
     """(mark, words) for each mark that tensors of the tree have, such as `("ready", "12 ready")`."""
     return [(mark, f"{format_exact(number)} {mark}") for mark, number in tree.totals.marks.items()]
+
+
+def origins(tree: ModuleTree) -> str:
+    """Where the tensors that are ready would get their values, if a checkpoint is among the sources."""
+    if tree.columns.checkpoint is None:
+        return ""
+    words = {"checkpoint": "the checkpoint"}
+    counts = by_source(tree.columns, tree.root).most_common()
+    return ", ".join(f"{format_exact(number)} from {words.get(source, source)}" for source, number in counts)
 
 
 class Obstacle(NamedTuple):

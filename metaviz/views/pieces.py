@@ -26,12 +26,13 @@ _RULES = {
     "border-radius:3px;white-space:pre-wrap;overflow-wrap:anywhere;width:fit-content;max-width:100%;"
     "box-sizing:border-box",
     ".mv-page.mv-page table": "border-collapse:collapse;margin:4px 0;font-variant-numeric:tabular-nums;border:0",
-    ".mv-page.mv-page tr": "background:none",
+    ".mv-page.mv-page.mv-page tbody tr": "background:none",
+    ".mv-page.mv-page.mv-page tbody tr:hover": f"background:{HOVER}",
     ".mv-page.mv-page th,.mv-page.mv-page td": "text-align:left;padding:2px 16px 2px 0;border:0;white-space:nowrap;"
     "max-width:none",
     ".mv-page.mv-page th": f"color:{DIM};font-weight:400",
     ".mv-page.mv-page td": f"border-top:1px solid {RULE}",
-    ".mv-page.mv-page td:first-child": f"font-family:{CODE};font-size:12px;white-space:normal;overflow-wrap:anywhere",
+    ".mv-page.mv-page td:first-child": f"font-family:{CODE};font-size:12px;white-space:normal;overflow-wrap:break-word",
     ".mv-page.mv-page :is(th,td):is(:nth-child(2),:nth-child(5))": "text-align:right",
     ".mv-page.mv-page .mv-where": f"color:{DIM}",
     **{

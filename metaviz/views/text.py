@@ -10,7 +10,17 @@ from metaviz.core.fold import Branch, hidden, outline
 from metaviz.core.reasons import as_called, quoted
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact, plural
-from metaviz.views.lines import DOUBTS, SYMBOLS, clean, describe, marks, next_step, obstacles, summary
+from metaviz.views.lines import (
+    DOUBTS,
+    SYMBOLS,
+    clean,
+    describe,
+    marks,
+    next_step,
+    obstacles,
+    origins,
+    summary,
+)
 
 WIDTH = 100
 HEADER = ("shape/params", "size", "dtype", "device", "mark")
@@ -99,7 +109,8 @@ def _fit(parts: tuple[str, ...], room: int) -> str:
 def _footer(tree: ModuleTree, top: Branch, closed: Branch | None) -> list[str]:
     lines = summary(tree)
     if marks(tree):
-        counts = GAP.join(f"{SYMBOLS[mark]} {words}" for mark, words in marks(tree))
+        told = {"ready": f" ({found})"} if (found := origins(tree)) else {}
+        counts = GAP.join(f"{SYMBOLS[mark]} {words}{told.get(mark, '')}" for mark, words in marks(tree))
         lines.append(f"{plural(sum(tree.totals.marks.values()), 'tensor')}: {counts}")
     for mark, names, reason, step in obstacles(tree):
         about = f"{(SYMBOLS | DOUBTS)[mark]} {names}{': ' if names else ''}{reason}"
