@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import metaviz
@@ -134,3 +135,20 @@ def test_names_that_need_a_map_are_told():
         "layers.*.experts.up may be another layout of layers.*.experts.*.w1.weight (8 tensors): that needs a key_map, "
         "or a state dict made by hand"
     ]
+
+
+def test_an_expert_that_is_missing_or_odd_takes_its_merged_tensor_away_with_the_reason(tmp_path, library):
+    make = made("mixtral")
+    make().save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in state if "layers.1" in name and "experts.2" in name)
+    missing = state | {name: torch.empty(3, device="meta")}
+    model = metaviz.build(make)
+    refused = metaviz.match(model, missing).refused
+    assert len(refused) == 1 and "layers.1.mlp.experts" in next(iter(refused))
+    assert "it is on meta, so there are no values in it" in next(iter(refused.values()))
+    odd = metaviz.match(model, state | {name: torch.ones(3)}).refused
+    assert list(odd) == list(refused)
+    assert "by transformers' MergeModulelist" in next(iter(odd.values()))
+    report = metaviz.materialize(model, "layers.0", checkpoint=missing)
+    assert {each.source for each in report.tensors} == {"checkpoint"}

@@ -28,11 +28,13 @@ class Made(NamedTuple):
     """Tensors of a model that are made of stored ones.
 
     Attributes:
+        target: The name in the model, the first of them.
         sources: Names of the stored ones.
         make: From tensors by those names to tensors by the names of the model.
         words: How, in a few words.
     """
 
+    target: str
     sources: tuple[str, ...]
     make: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
     words: str
@@ -133,11 +135,8 @@ def _made(model: nn.Module, target: str, converter: Any, found: list[tuple[str, 
         result = own.convert(target, model=model, config=model.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in result.items()}
 
-    return Made(
-        tuple(name for name, _ in found),
-        make,
-        f"{plural(len(found), 'tensor')} by transformers' {operations}",
-    )
+    words = f"{plural(len(found), 'tensor')} by transformers' {operations}"
+    return Made(target, tuple(name for name, _ in found), make, words)
 
 
 def _note(renamed: Mapping[str, str], made: tuple[Made, ...]) -> str:

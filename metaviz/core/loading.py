@@ -16,7 +16,7 @@ from torch import nn
 
 from metaviz.core.ahead import Ahead
 from metaviz.core.checkpoint import Checkpoint
-from metaviz.core.conversion import conversions
+from metaviz.core.conversion import Made, conversions
 from metaviz.core.loadhooks import has_hooks, hooked
 from metaviz.core.naming import Places, mapped, without_prefix
 from metaviz.core.origin import origin_of
@@ -202,9 +202,7 @@ class Loading:
         entries = {
             name: Entry(name, (each.name,), each.shape, each.dtype, each) for name, each in stored.items()
         }
-        plain = {name: each for name, each in stored.items() if not each.trouble}
-        twins = _Twins(self, plain)
-        found = conversions(model, twins)
+        found = conversions(model, stored)
         if found.note:
             self.notes.append(found.note)
         if not found.renamed and not found.made:
@@ -217,11 +215,25 @@ class Loading:
             for made in found.made:
                 for name in made.sources:
                     named.pop(found.renamed.get(name, name), None)
-                sources = tuple(stored[name].name for name in made.sources)
-                for target, tensor in made.make({name: twins[name] for name in made.sources}).items():
-                    shape, dtype = tuple(tensor.shape), tensor.dtype
-                    named[target] = Entry(target, sources, shape, dtype, None, tensor, made.words)
+                named.update(self._made(made, [stored[name] for name in made.sources]))
         return named
+
+    def _made(self, made: Made, parts: list[Stored]) -> dict[str, Entry]:
+        """The entries of what is made of some stored tensors."""
+        sources = tuple(part.name for part in parts)
+        trouble = next((part.trouble for part in parts if part.trouble), "")
+        try:
+            twins = {} if trouble else dict(zip(made.sources, map(self.twin, parts), strict=True))
+            tensors = {} if trouble else made.make(twins)
+        except Exception as error:
+            trouble = f"{made.words} fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if trouble:
+            lost = Stored(made.target, None, None, trouble=trouble)
+            return {made.target: Entry(made.target, sources, None, None, lost)}
+        return {
+            name: Entry(name, sources, tuple(tensor.shape), tensor.dtype, None, tensor, made.words)
+            for name, tensor in tensors.items()
+        }
 
     def _hooked(self, model: nn.Module, entries: dict[str, Entry]) -> dict[str, Entry]:
         """The entries after the modules' own load hooks."""
@@ -287,23 +299,6 @@ class Loading:
     def _new_storage(self, nbytes: int) -> int:
         self.tape.storages.append(Storage(nbytes))
         return len(self.tape.storages) - 1
-
-
-class _Twins(Mapping[str, torch.Tensor]):
-    """Stored tensors as tensors on meta, each made when it is asked for."""
-
-    def __init__(self, loading: Loading, stored: Mapping[str, Stored]) -> None:
-        self._loading = loading
-        self._stored = stored
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._loading.twin(self._stored[name])
-
-    def __iter__(self):
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
 
 
 def _troubled(entry: Entry) -> bool:
