@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import zipfile
 
 import pytest
@@ -159,6 +160,7 @@ def test_tensors_without_plain_bytes_are_there_with_the_reason(tmp_path):
     assert checkpoint["sparse"].trouble == "it is a sparse_coo tensor, which has no plain bytes"
     assert "conjugated" in checkpoint["turned"].trouble and checkpoint["a"].trouble == ""
     # Nothing waits for torch's next load to look at it.
+    assert torch._utils._sparse_tensors_to_validate == []
     torch.load(io.BytesIO(saved(state)))
 
 
@@ -171,3 +173,54 @@ def test_a_pickle_of_something_else_is_refused(tmp_path):
     (tmp_path / "a.pt").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(BadCheckpoint, match=r"that is neither a safetensors file nor one of torch.save"):
         metaviz.checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        # The tensor is said to have 64 elements, of a storage that has 4.
+        ((b"K\x04\x85", b"K\x40\x85"), r"has 16 bytes for 'a' with the shape \(64,\): it is damaged"),
+        # The storage is said to have 64 elements, and its record has 16 bytes.
+        ((b"K\x04tq", b"K\x40tq"), r"has 16 bytes for a storage of 256: it is damaged"),
+    ],
+)
+def test_a_tensor_never_reaches_into_the_bytes_of_another(tmp_path, lie, words):
+    def lying(name: str, data: bytes) -> bytes:
+        return data.replace(*lie, 1) if name.endswith("data.pkl") else data
+
+    content = rewritten(saved({"a": torch.zeros(4), "b": torch.ones(400)}), lying)
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=words):
+        metaviz.checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["pickle", "archive", "old"])
+def test_bytes_that_were_damaged_are_read_or_refused_and_nothing_else(tmp_path, way):
+    draw, refused = random.Random(way), 0
+    state = {name: value for name, value in odd().items() if name != "scalar"} | {
+        "text": "words",
+        "list": [1, 2.5, None],
+    }
+    torch.save(state, buffer := io.BytesIO(), _use_new_zipfile_serialization=way != "old")
+    content, path = buffer.getvalue(), tmp_path / "a.pt"
+
+    def damaged(data: bytes) -> bytes:
+        place, wrong = draw.randrange(len(data)), bytes(draw.randrange(256) for _ in range(draw.randrange(3)))
+        return data[:place] + wrong + data[place + draw.randrange(4) :]
+
+    for _ in range(300):
+        if way == "pickle":
+            path.write_bytes(
+                rewritten(content, lambda name, data: damaged(data) if "data.pkl" in name else data)
+            )
+        else:
+            path.write_bytes(damaged(content))
+        try:
+            for each in metaviz.checkpoint(path).values():
+                if not each.trouble and each.numel < 1000:
+                    assert each.load().shape == each.shape
+        except BadCheckpoint as error:
+            assert "Next: " in str(error) or "metaviz.checkpoint" in str(error)
+            refused += 1
+    assert refused > 20

@@ -327,6 +327,19 @@ def test_accelerators_are_listed_first_in_order(monkeypatch, memory):
     assert str(listed[1]) == expected[memory]
 
 
+def test_a_device_that_does_not_answer_is_listed_with_what_is_known(monkeypatch):
+    class Taken:
+        @staticmethod
+        def mem_get_info(device):
+            raise RuntimeError("all devices are busy or unavailable")
+
+    monkeypatch.setattr(devices, "names", lambda: ["cpu", "xpu:0"])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Taken)
+    other, cpu = devices.listed()
+    assert str(other) == "xpu:0: XPU, memory not known"
+    assert cpu.device == CPU
+
+
 def test_limits_of_all_control_groups_above_the_process_count(tmp_path):
     own = tmp_path / "cgroup"
     own.write_text("0::/outer/inner\n4:memory:/old\n")
@@ -341,8 +354,9 @@ def test_limits_of_all_control_groups_above_the_process_count(tmp_path):
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("700\n")
     (old / "memory.usage_in_bytes").write_text("100\n")
-    (old / "memory.stat").write_text(stat)
+    # v1 has the page cache of the groups below in another line, while their use is in that of this group.
+    (old / "memory.stat").write_text("anon 1\ninactive_file 5\ntotal_inactive_file 30\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("5\n")
     (tmp_path / "memory" / "memory.stat").write_text(stat)
-    assert sorted(devices._cgroups(str(tmp_path), str(own))) == [(700, 50), (1000, 850), (5000, 50)]
+    assert sorted(devices._cgroups(str(tmp_path), str(own))) == [(700, 70), (1000, 850), (5000, 50)]

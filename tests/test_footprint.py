@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import metaviz
 from metaviz.core.footprint import Item, footprint
@@ -96,6 +97,69 @@ def test_values_gradients_and_state_are_added_up_by_device_and_dtype():
 def test_nothing_of_the_process_changes(generators_stay):
     plan = metaviz.plan(metaviz.build(net))
     plan.memory(optimizer=lambda params: (torch.rand(3), torch.optim.Adam(params))[1])
+
+
+def test_hooks_for_the_steps_of_all_optimizers_are_not_called():
+    called = []
+    hook = register_optimizer_step_pre_hook(lambda *_: called.append("hook"))
+    try:
+        metaviz.plan(metaviz.build(net)).memory(optimizer="AdamW")
+        assert called == []
+        real_state_nbytes(torch.optim.AdamW)
+        assert called == ["hook"]
+    finally:
+        hook.remove()
+
+
+def test_parameters_that_an_optimizer_does_not_take_cost_nothing():
+    plan = metaviz.plan(metaviz.build(nn.Linear, 4, 4))
+    found = plan.memory(optimizer=lambda params: torch.optim.Adam([each for each in params if each.ndim > 1]))
+    assert sum(found.optimizer.values()) == 2 * 64 + 4
+
+
+class Lists(torch.optim.Optimizer):
+    """Keeps lists of tensors, and makes some of them only after it has looked at values."""
+
+    def __init__(self, params, looks):
+        super().__init__(params, {})
+        self.looks = looks
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            if self.looks:
+                parameter.sum().item()
+            self.state[parameter]["sides"] = [parameter.new_zeros(n, n) for n in parameter.shape]
+
+
+def test_tensors_in_lists_count():
+    plan = metaviz.plan(metaviz.build(nn.Linear, 3, 5))
+    found = plan.memory(optimizer=lambda params: Lists(params, looks=False))
+    assert sum(found.optimizer.values()) == 4 * (5 * 5 + 3 * 3 + 5 * 5)
+    with pytest.raises(MetavizError, match="keeps cannot be found out on meta: "):
+        plan.memory(optimizer=lambda params: Lists(params, looks=True))
+
+
+def broken(params):
+    raise AttributeError
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (lambda params: None, "has no attribute 'step'"),
+        (broken, "AttributeError"),
+        (nn.Linear, "out_features"),
+    ],
+    ids=["none", "broken", "module"],
+)
+def test_what_makes_no_optimizer_is_refused_with_the_reason(optimizer, why):
+    with pytest.raises(MetavizError, match=f"keeps cannot be found out on meta: .*{why}.*Next: "):
+        metaviz.plan(metaviz.build(net)).memory(optimizer=optimizer)
+
+
+def test_an_optimizer_with_its_own_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"optimizer=SGD\(\.\.\.\) is neither a class nor a function"):
+        metaviz.plan(metaviz.build(net)).memory(optimizer=torch.optim.SGD(net().parameters(), lr=0.1))
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import metaviz
 from metaviz.core.ahead import Ahead
 from metaviz.core.stored import File, Piece, Stored, contiguous
 from metaviz.errors import BadCheckpoint, StalePlan
@@ -108,3 +113,108 @@ def test_an_error_while_reading_ahead_comes_when_the_tensor_is_wanted(tmp_path, 
         assert torch.equal(ahead.load(good), values)
         with pytest.raises(BadCheckpoint):
             ahead.load(bad)
+
+
+def read_by(call: Callable[[], object]) -> int:
+    """Bytes that the process reads from files while ``call`` runs, as the system counts them."""
+
+    def counted() -> bytes:
+        with open("/proc/self/io", "rb", buffering=0) as file:
+            return file.read(4096)
+
+    before = counted()
+    call()
+    return int(counted().split()[1]) - int(before.split()[1]) - len(before)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_only_the_wanted_bytes_are_read(tmp_path, unavailable, suffix):
+    if not os.path.exists("/proc/self/io"):
+        unavailable("the system does not count what a process reads")
+    path = tmp_path / f"a.{suffix}"
+    state = {f"layers.{k}.weight": torch.randn(500, 200) for k in range(10)}
+    save_file(state, path) if suffix == "safetensors" else torch.save(state, path)
+    metaviz.checkpoint(path)
+    # Of four megabytes; reading by the block is part of it.
+    assert read_by(lambda: metaviz.checkpoint(path)) < 80_000
+    wanted = metaviz.checkpoint(path)["layers.3.weight"]
+    assert read_by(wanted.load) == 500 * 200 * 4
+    assert torch.equal(wanted.load(), state["layers.3.weight"])
+
+
+def opened_and_then(change: Callable[[str], None]) -> Callable:
+    """Stands in for ``open``: the file changes once it is open."""
+
+    def opened(path, *how, **more):
+        file = open(path, *how, **more)  # noqa: SIM115
+        change(path)
+        return file
+
+    return opened
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [lambda path: os.utime(path, ns=(0, 0)), lambda path: os.truncate(path, 10)],
+    ids=["written", "cut"],
+)
+def test_a_file_that_changes_while_it_is_read_gives_no_values(tmp_path, monkeypatch, values, change, large):
+    there = stored(tmp_path / "x")
+    if large:
+        monkeypatch.setattr("metaviz.core.stored._PARALLEL_FROM", 16)
+        monkeypatch.setattr("metaviz.core.stored.THREADS", 2)
+    monkeypatch.setattr("metaviz.core.stored.open", opened_and_then(change), raising=False)
+    with pytest.raises(StalePlan, match=r"was changed or replaced after its header was read"):
+        there.load()
+
+
+@pytest.fixture
+def soon():
+    """Ends a test that waits for ever."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes by name")
+@pytest.mark.parametrize("suffix", ["", ".safetensors", ".pt"])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_and_never_waited_for(tmp_path, soon, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    os.symlink("/dev/zero", tmp_path / f"zero{suffix}")
+    for name in ("pipe", "zero"):
+        with pytest.raises(BadCheckpoint, match=r"cannot be read: it is no ordinary file\. Next: "):
+            metaviz.checkpoint(tmp_path / f"{name}{suffix}")
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="the system sends signals to no thread")
+def test_ctrl_c_while_a_large_tensor_is_read_leaves_no_thread_that_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr("metaviz.core.stored.THREADS", 2)
+    # Two gigabytes of nothing, of which no more is read than fits into the moment before the signal.
+    with open(tmp_path / "x", "wb") as file:
+        file.truncate(2**31)
+    there = stored(tmp_path / "x", (2**31,), torch.uint8)
+
+    def readers() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name.startswith("metaviz-read")]
+
+    def interrupt() -> None:
+        while not readers():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    watching = threading.Thread(target=interrupt, daemon=True)
+    watching.start()
+    with pytest.raises(KeyboardInterrupt):
+        there.load()
+    watching.join()
+    deadline = time.monotonic() + 5
+    while readers() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not readers()

@@ -10,6 +10,7 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import _weights_only_unpickler
 from metaviz.core.stored import File, Piece, Stored, readable
 from metaviz.errors import BadCheckpoint
 
-_KEY = "_metaviz_key"
+_PLACE = "_metaviz_place"
 # Source: the ZIP specification (APPNOTE.TXT 4.3.7): the fixed part of a local file header ends with these lengths.
 _LOCAL_HEADER, _LENGTHS_AT = 30, 26
+# What torch's unpickler raises, besides its own error, for bytes that are no longer the pickle that was written.
+_DAMAGED = (EOFError, LookupError, ValueError, ArithmeticError, AssertionError, AttributeError)
 
 
 class Archive:
@@ -44,10 +47,9 @@ class Archive:
         self._offset = offset
         with readable(file.path), open(file.path, "rb") as source:
             part = _Part(source, offset, file.nbytes - offset if nbytes is None else nbytes)
-            self._offsets: dict[str, int] = {}
             try:
                 self.content = self._read(part)
-            except (zipfile.BadZipFile, EOFError, struct.error, KeyError, OverflowError) as error:
+            except (*_DAMAGED, zipfile.BadZipFile, zlib.error, struct.error) as error:
                 raise BadCheckpoint(
                     f"{file.path!r} cannot be read as a file of torch.save: {error}. It may be cut short. "
                     "Next: download or copy the file again"
@@ -101,10 +103,8 @@ class Archive:
         _, kind, key, _, numel = saved
         dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
         nbytes = numel * dtype.itemsize
-        if key not in self._offsets:
-            self._offsets[key] = self._begin(key, nbytes)
         storage = torch.UntypedStorage(nbytes, device="meta")
-        setattr(storage, _KEY, key)
+        setattr(storage, _PLACE, (self._begin(key, nbytes), nbytes))
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
     def _begin(self, key: str, nbytes: int) -> int:
@@ -115,10 +115,7 @@ class Archive:
         self._part.seek(entry.header_offset + _LENGTHS_AT)
         begin = entry.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", self._part.read(4)))
         if entry.file_size < nbytes or begin + nbytes > self._part.nbytes:
-            raise BadCheckpoint(
-                f"{self._file.path!r} has {entry.file_size:,} bytes for a storage of {nbytes:,}: it is damaged. "
-                "Next: download or copy the file again"
-            )
+            raise self._damaged(entry.file_size, f"a storage of {nbytes:,}")
         return self._offset + begin
 
     def _compressed(self) -> BadCheckpoint:
@@ -127,12 +124,17 @@ class Archive:
             f"Next: torch.save(torch.load({self._file.path!r}), 'plain.pt')"
         )
 
+    def _damaged(self, nbytes: int, what: str) -> BadCheckpoint:
+        return BadCheckpoint(
+            f"{self._file.path!r} has {nbytes:,} bytes for {what}: it is damaged. "
+            "Next: download or copy the file again"
+        )
+
     def stored(self, name: str, tensor: torch.Tensor) -> Stored:
         """A tensor of :attr:`content` as a stored one."""
         shape = tuple(tensor.shape)
         try:
-            key = getattr(tensor.untyped_storage(), _KEY)
-            offset = self._offsets[key] + tensor.storage_offset() * tensor.itemsize
+            begin, nbytes = getattr(tensor.untyped_storage(), _PLACE)
         except (AttributeError, NotImplementedError, RuntimeError):
             kind = str(tensor.layout).removeprefix("torch.")
             kind = "quantized" if tensor.is_quantized else kind if kind != "strided" else "subclass"
@@ -143,7 +145,12 @@ class Archive:
             return Stored(
                 name, shape, tensor.dtype, trouble="its values are those of another, conjugated or negated"
             )
-        return Stored(name, shape, tensor.dtype, (Piece(self._file, offset, shape, tensor.stride()),))
+        start = tensor.storage_offset() * tensor.itemsize
+        piece = Piece(self._file, begin + start, shape, tensor.stride())
+        # On meta a storage grows with what is made of it, where torch.load refuses.
+        if start + piece.span(tensor.itemsize) > nbytes:
+            raise self._damaged(nbytes, f"{name!r} with the shape {shape}")
+        return Stored(name, shape, tensor.dtype, (piece,))
 
 
 class _Part(io.RawIOBase):
@@ -191,7 +198,7 @@ def load_legacy(file: File) -> Any:
         return torch.load(file.path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise _refused(file, str(error)) from None
-    except (EOFError, RuntimeError, ValueError, KeyError) as error:
+    except (*_DAMAGED, RuntimeError, TypeError) as error:
         raise BadCheckpoint(
             f"{file.path!r} cannot be read: {error}. Next: download or copy the file again"
         ) from None

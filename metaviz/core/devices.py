@@ -1,4 +1,4 @@
-"""Devices that can hold values, and how much of their memory is free. Asking never creates a device context."""
+"""Devices that can hold values, and how much of their memory is free."""
 
 from __future__ import annotations
 
@@ -57,9 +57,13 @@ def described(device: torch.device) -> Device:
         return Device(device, _processor(), min(total, limit), free_nbytes(device))
     module = torch.get_device_module(device)
     ask = getattr(module, "get_device_name", lambda _: device.type.upper())
-    memory = getattr(module, "mem_get_info", None)
-    free, total = memory(device) if memory else (None, None)
-    return Device(device, ask(device), total, free)
+    memory = getattr(module, "mem_get_info", lambda _: (None, None))
+    try:
+        free, total = memory(device)
+        return Device(device, ask(device), total, free)
+    except RuntimeError:
+        # It is there and does not answer: taken by another process, out of order, or this process was forked.
+        return Device(device, device.type.upper(), None, None)
 
 
 def _processor() -> str:
@@ -172,5 +176,6 @@ def _limits(folder: str) -> Iterator[tuple[int, int]]:
             continue
         # v1 says "none" with the largest number that fits.
         if text != "max" and int(text) < 1 << 60:
-            # The page cache is given back under pressure.
-            yield int(text), max(0, now - int(counts.get("inactive_file", 0)))
+            # The page cache is given back under pressure. v1 counts that of the groups below apart, unlike their use.
+            cache = counts.get("total_inactive_file") or counts.get("inactive_file", 0)
+            yield int(text), max(0, now - int(cache))

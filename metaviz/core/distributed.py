@@ -37,7 +37,7 @@ _CLASSES = {
         "StorageMeta",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    # Where TensorProperties was until torch 2.2.
+    # Where TensorProperties was in older versions of torch.
     "torch.distributed._shard.sharded_tensor.metadata": ("TensorProperties", "MEM_FORMAT_ENCODING"),
     "torch.serialization": ("_get_layout",),
     # The folder that was saved to, if it was given as a path; Python 3.13 has the classes in the second module.
@@ -279,7 +279,10 @@ class _Malformed(ValueError):
 
 
 class _StandIn:
-    """Stands for any object of the metadata, with its state as ``saved``."""
+    """Stands for any object of the metadata, with its state as ``saved``.
+
+    A pickle sets the state of what it has made by ``__setstate__``, so it can set nothing else, of the class neither.
+    """
 
     saved: Any = None
 
@@ -296,13 +299,11 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, content: bytes, path: str) -> None:
         super().__init__(io.BytesIO(content))
         self._path = path
-        # A class of its own for each file: a pickle may set attributes of what it was given.
-        self._stand_in = type("StandIn", (_StandIn,), {})
 
     def find_class(self, module: str, name: str) -> Any:
         """What stands for a global; looked up by its whole name, so that dots lead nowhere."""
         if name in _CLASSES.get(module, ()):
-            return self._stand_in
+            return _StandIn
         if (module, name) == ("torch", "Size"):
             return tuple
         if module == "torch" and _DTYPE.fullmatch(name):

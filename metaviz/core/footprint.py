@@ -7,7 +7,7 @@ import difflib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -147,8 +147,13 @@ def _maker(optimizer: Any) -> Callable[[list[nn.Parameter]], torch.optim.Optimiz
             )
         return known[optimizer.lower()]
     if not callable(optimizer):
+        shown = (
+            type(optimizer).__name__ + "(...)"
+            if isinstance(optimizer, torch.optim.Optimizer)
+            else repr(optimizer)
+        )
         raise ValueError(
-            f"optimizer={optimizer!r} is neither a class nor a function. Next: plan.memory(optimizer='AdamW')"
+            f"optimizer={shown} is neither a class nor a function. Next: plan.memory(optimizer='AdamW')"
         )
     return optimizer
 
@@ -169,22 +174,37 @@ def _state(
         made = None
         try:
             made = make(list(twins.values()))
-            made.step()
-        except (TypeError, ValueError, RuntimeError) as error:
+            _step(made)
+        except Exception as error:
             # Some decide by values in a step; what they keep they have made before.
-            if made is None or not any(made.state.values()):
-                raise _refused(make, str(error).partition("\n")[0]) from None
-    slots = any(made.state.values())
-    for (_, _, device), (twin, number) in zip(
-        alike, zip(twins.values(), alike.values(), strict=True), strict=True
-    ):
-        kept = [each for each in made.state.get(twin, {}).values() if isinstance(each, torch.Tensor)]
-        if slots and not kept:
-            raise _refused(make, "it keeps something for some parameters and nothing for others")
-        for tensor in kept:
-            where = device if tensor.device.type == "meta" else tensor.device
-            found[where, tensor.dtype] += tensor.nbytes * number
+            if not _has_state_for_all(made):
+                raise _refused(make, str(error).partition("\n")[0] or type(error).__name__) from None
+    for key, twin in twins.items():
+        for tensor in _tensors(made.state.get(twin)):
+            where = key[2] if tensor.device.type == "meta" else tensor.device
+            found[where, tensor.dtype] += tensor.nbytes * alike[key]
     return found
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """One step without the hooks that the user has set for the steps of all optimizers: this one is not theirs."""
+    step = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+
+
+def _has_state_for_all(optimizer: Any) -> bool:
+    groups = getattr(optimizer, "param_groups", ())
+    held = [parameter for group in groups for parameter in group["params"]]
+    return bool(held) and all(next(_tensors(optimizer.state.get(each)), None) is not None for each in held)
+
+
+def _tensors(kept: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what an optimizer keeps for a parameter; some keep lists of them."""
+    if isinstance(kept, torch.Tensor):
+        yield kept
+    elif isinstance(kept, Mapping | list | tuple):
+        for each in kept.values() if isinstance(kept, Mapping) else kept:
+            yield from _tensors(each)
 
 
 def _refused(make: Any, why: str) -> MetavizError:

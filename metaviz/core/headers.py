@@ -135,7 +135,7 @@ def _number(digits: str) -> int | float:
 
 def _offsets(file: File, name: str, entry: dict[str, Any]) -> tuple[int, int]:
     match entry:
-        case {"data_offsets": [int(start), int(stop)]} if 0 <= start <= stop:
+        case {"data_offsets": [start, stop]} if type(start) is type(stop) is int and 0 <= start <= stop:
             return start, stop
     raise _bad(file, f"the header has no place for {name!r}")
 
@@ -147,7 +147,9 @@ def _stored(file: File, name: str, entry: dict[str, Any], offset: int) -> Stored
     shape = tuple(shape)
     if math.prod(max(n, 1) for n in shape) > 2**62:
         raise _bad(file, f"the header says that {name!r} has the shape {shape}")
-    dtype = getattr(torch, _DTYPES.get(kind, ""), None) if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        raise _bad(file, f"the header has no dtype for {name!r}")
+    dtype = getattr(torch, _DTYPES.get(kind, ""), None)
     if dtype is None:
         return Stored(
             name, shape, None, trouble=f"its dtype is {kind!r}, which torch {torch.__version__} has not"
