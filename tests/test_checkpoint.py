@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,80 @@ def test_entries_on_meta_hold_no_values_and_say_so():
     before = real.weight.detach().clone()
     report = metaviz.materialize(real, checkpoint=state)
     assert report.kept == ("weight", "bias") and torch.equal(real.weight, before)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "state dict"])
+def test_inside_is_refused_where_there_is_nothing_to_choose_from(tmp_path, form):
+    shards(tmp_path)
+    save_file(STATE, tmp_path / "one.safetensors")
+    source = {
+        "safetensors": tmp_path / "one.safetensors",
+        "shards": tmp_path / "model.safetensors.index.json",
+    }
+    with pytest.raises(
+        BadCheckpoint, match=r"so inside='fc' means nothing\. Next: .*key_map=\[\('fc', ''\)\]"
+    ):
+        metaviz.checkpoint(source.get(form) or metaviz.checkpoint(STATE), inside="fc")
+
+
+def test_each_layer_of_nested_dicts_can_be_chosen(tmp_path):
+    torch.save({"model": {"encoder": STATE, "decoder": {"w": torch.ones(2)}}, "step": 3}, tmp_path / "a.pt")
+    check(metaviz.checkpoint(tmp_path / "a.pt", inside="model.encoder"))
+    assert list(metaviz.checkpoint(tmp_path / "a.pt", inside="model.decoder")) == ["w"]
+    with pytest.raises(BadCheckpoint, match=r"under 'model\.encoder', 'model\.decoder': which are meant"):
+        metaviz.checkpoint(tmp_path / "a.pt")
+
+
+def test_dicts_within_dicts_without_end_are_no_trouble():
+    ring: dict = dict(STATE)
+    ring["self"] = ring
+    assert len(metaviz.checkpoint(ring)) == 2
+    deep: dict = dict(STATE)
+    for _ in range(10_000):
+        deep = {"deeper": deep}
+    with pytest.raises(BadCheckpoint, match="holds no tensors by name"):
+        metaviz.checkpoint(deep)
+
+
+@pytest.mark.parametrize(
+    ("make", "trouble"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "it is sparse or quantized"),
+        (lambda: torch.eye(2).to_sparse_csr(), "it is sparse or quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "it is lazy or nested"),
+        (lambda: nn.LazyLinear(2).weight, "it is lazy or nested, and has no shape"),
+        (
+            lambda: torch.eye(2).as_subclass(type("Mine", (torch.Tensor,), {})),
+            "it is a Mine, which has no plain",
+        ),
+    ],
+    ids=["sparse", "csr", "nested", "lazy", "subclass"],
+)
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|Lazy)")
+def test_a_tensor_without_plain_bytes_takes_only_itself_away(make, trouble):
+    checkpoint = metaviz.checkpoint({"odd": make(), **STATE})
+    assert checkpoint["odd"].trouble.startswith(trouble)
+    model = metaviz.build(lambda: nn.ModuleDict({"fc": nn.Linear(3, 4)}))
+    report = metaviz.materialize(model, checkpoint=checkpoint)
+    assert report.match.unexpected == ("odd",)
+    assert torch.equal(model["fc"].weight, STATE["fc.weight"])
+
+
+def test_state_dicts_of_any_mapping_and_with_parameters_are_taken():
+    fc = nn.Linear(3, 4)
+    fc(torch.ones(1, 3)).sum().backward()
+    for state in (dict(fc.named_parameters()), types.MappingProxyType(fc.state_dict())):
+        model = metaviz.build(nn.Linear, 3, 4)
+        metaviz.materialize(model, checkpoint=state)
+        assert torch.equal(model.weight, fc.weight)
+        assert model.weight.is_leaf and model.weight.grad is None
+        assert model.weight.data_ptr() != fc.weight.data_ptr()
+
+
+def test_a_stored_tensor_is_read_to_the_cpu_whatever_the_default_device_is(tmp_path):
+    save_file(STATE, tmp_path / "a.safetensors")
+    torch.save(STATE, tmp_path / "a.pt")
+    for source in (tmp_path / "a.safetensors", tmp_path / "a.pt", STATE):
+        with torch.device("meta"):
+            value = metaviz.checkpoint(source)["fc.weight"].load()
+        assert torch.equal(value, STATE["fc.weight"])

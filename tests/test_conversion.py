@@ -152,3 +152,60 @@ def test_an_expert_that_is_missing_or_odd_takes_its_merged_tensor_away_with_the_
     assert "by transformers' MergeModulelist" in next(iter(odd.values()))
     report = metaviz.materialize(model, "layers.0", checkpoint=missing)
     assert {each.source for each in report.tensors} == {"checkpoint"}
+
+
+def bert_in_old_names(library, monkeypatch, *transforms):
+    """A model of transformers, with another mapping of stored names."""
+    mapping = sys.modules["transformers.conversion_mapping"]
+    monkeypatch.setattr(mapping, "get_model_conversion_mapping", lambda model: list(transforms))
+    config = library.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
+    )
+    return metaviz.build(library.BertModel, config)
+
+
+def loader_of(library):
+    return sys.modules["transformers.core_model_loading"]
+
+
+@pytest.mark.parametrize("old", ["aaa.bias", "zzz.bias"])
+def test_of_a_stored_name_and_a_renamed_one_the_first_has_the_place(old, library, monkeypatch):
+    renaming = loader_of(library).WeightRenaming(old, "pooler.dense.bias")
+    model = bert_in_old_names(library, monkeypatch, renaming)
+    state = {"pooler.dense.bias": torch.zeros(8), old: torch.ones(8)}
+    report = metaviz.materialize(model, "pooler.dense.bias", checkpoint=state)
+    first = min(state)
+    assert torch.equal(model.pooler.dense.bias, state[first])
+    assert report.match.unexpected == (max(state),)
+    assert ("renamed by transformers' own mapping" in report.tensors[0].reason) == (first == old)
+
+
+def test_a_mapping_that_fails_is_left_out_and_said(library, monkeypatch):
+    model = bert_in_old_names(library, monkeypatch)
+
+    def broken(*_):
+        raise LookupError
+
+    monkeypatch.setattr(loader_of(library), "rename_source_key", broken)
+    match = metaviz.match(model, {"pooler.dense.bias": torch.zeros(8)})
+    assert list(match.found) == ["pooler.dense.bias"]
+    assert match.notes[0] == (
+        "transformers' own mapping of stored names was left out: it raises LookupError for this checkpoint."
+    )
+
+
+def test_the_list_of_errors_that_early_versions_give_is_no_trouble(tmp_path, library, monkeypatch):
+    make = made("mixtral")
+    ordinary = make()
+    ordinary.save_pretrained(tmp_path)
+    converter = loader_of(library).WeightConverter
+    convert = converter.convert
+
+    def early(self, *args, **kwargs):
+        result = convert(self, *args, **kwargs)
+        return result if isinstance(result, tuple) else (result, [])
+
+    monkeypatch.setattr(converter, "convert", early)
+    model = metaviz.build(make)
+    metaviz.materialize(model, "layers.1.mlp", checkpoint=tmp_path)
+    check_all_equal(model.layers[1].mlp, ordinary.layers[1].mlp)

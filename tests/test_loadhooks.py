@@ -129,3 +129,112 @@ def test_a_lazy_module_stays_lazy():
     assert report.lazy == ("0.weight", "0.bias")
     assert type(model[0]) is nn.LazyLinear
     assert torch.equal(model[1].weight, torch.eye(3))
+
+
+def with_hook(hook, make=lambda: nn.Linear(2, 2), **options):
+    """Models that let a hook change what is loaded."""
+
+    def made():
+        model = make()
+        model._register_load_state_dict_pre_hook(hook, **options)
+        return model
+
+    return made
+
+
+def doubled(state, prefix, *_):
+    state[f"{prefix}weight"].mul_(2)
+
+
+def turned(state, prefix, *_):
+    state[f"{prefix}weight"].t_()
+
+
+def test_a_hook_that_writes_to_stored_tensors_writes_to_copies():
+    state = nn.Linear(2, 2).state_dict()
+    weight = state["weight"].clone()
+    model = metaviz.build(with_hook(doubled))
+    metaviz.materialize(model, checkpoint=state)
+    assert torch.equal(model.weight, weight * 2) and torch.equal(model.bias, state["bias"])
+    assert torch.equal(state["weight"], weight)
+
+
+def test_a_hook_that_lays_stored_tensors_out_anew_leaves_the_callers_alone():
+    state = nn.Linear(2, 2).state_dict()
+    model = metaviz.build(with_hook(turned))
+    metaviz.materialize(model, checkpoint=state)
+    assert torch.equal(model.weight, state["weight"].t())
+    assert state["weight"].stride() == (2, 1)
+
+
+def test_a_hook_gets_its_module_and_reads_values_that_are_there():
+    def scaled(module, state, prefix, *_):
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * module.scale
+
+    state = nn.Linear(2, 2).state_dict()
+    model = metaviz.build(nn.Linear, 2, 2)
+    model.scale = torch.tensor(3.0)
+    model._register_load_state_dict_pre_hook(scaled, with_module=True)
+    metaviz.materialize(model, checkpoint=state)
+    assert torch.equal(model.weight, state["weight"] * 3)
+
+
+def failing_half_way(state, prefix, *_):
+    state.pop(f"{prefix}weight").zero_()
+    raise LookupError
+
+
+def not_a_tensor(state, prefix, *_):
+    state[f"{prefix}weight"] = "words"
+
+
+def of_nothing(module, state, prefix, *_):
+    state[f"{prefix}weight"] = module.weight + 1
+
+
+@pytest.mark.parametrize(
+    ("hook", "options", "reason"),
+    [
+        (failing_half_way, {}, "it raises LookupError"),
+        (not_a_tensor, {}, "it makes an object of type str of weight"),
+        (of_nothing, {"with_module": True}, "it makes weight of values that the model does not have yet"),
+    ],
+)
+def test_a_hook_is_left_out_as_a_whole(hook, options, reason):
+    state = nn.Linear(2, 2).state_dict()
+    model = nn.Linear(2, 2, device="meta")
+    model._register_load_state_dict_pre_hook(hook, **options)
+    report = metaviz.materialize(model, checkpoint=state)
+    assert torch.equal(model.weight, state["weight"])
+    assert report.match.notes == (f"The load hook {hook.__qualname__} of the root was left out: {reason}.",)
+
+
+def test_a_hook_that_means_the_model_by_its_closure_does_not_change_it():
+    model = metaviz.build(nn.Linear, 2, 2)
+
+    def marks(state, prefix, *_):
+        model.seen = True
+        state[f"{prefix}weight"] = state.pop(f"{prefix}w")
+
+    model._register_load_state_dict_pre_hook(marks)
+    metaviz.materialize(model, checkpoint={"w": torch.ones(2, 2), "bias": torch.ones(2)})
+    assert torch.equal(model.weight, torch.ones(2, 2))
+    assert not hasattr(model, "seen")
+
+
+def test_what_a_hook_complains_about_is_said():
+    def complains(state, prefix, metadata, strict, missing, unexpected, errors):
+        errors.append("The checkpoint is too old.\nMore.")
+
+    match = metaviz.match(metaviz.build(with_hook(complains)), nn.Linear(2, 2).state_dict())
+    assert len(match.notes) == 1 and match.notes[0].endswith("of the root says: The checkpoint is too old.")
+
+
+def test_values_of_a_real_model_that_a_hook_has_only_looked_at_are_let_go_of():
+    from metaviz.core.loading import Loading
+
+    model = nn.Linear(2, 2)
+    model._register_load_state_dict_pre_hook(lambda module, *_: module.weight.sum(), with_module=True)
+    tape = Loading(model, metaviz.checkpoint(nn.Linear(2, 2).state_dict())).tape
+    held = [arg for op in tape.ops for arg in op.args if isinstance(arg, torch.Tensor)]
+    assert not any(each.data_ptr() == model.weight.data_ptr() for each in held)

@@ -237,6 +237,46 @@ def test_a_part_of_shared_memory_is_laid_over_what_the_tape_has():
         metaviz.materialize(on_meta(Fused), checkpoint={"q": torch.zeros(3, 4)})
 
 
+@pytest.mark.parametrize("dtype", [None, "checkpoint"])
+def test_a_part_that_is_not_stored_stays_in_one_memory_with_one_that_is(dtype):
+    torch.manual_seed(1)
+    ordinary = Fused()
+    torch.manual_seed(1)
+    model, report = loaded(Fused, {"q": torch.zeros(3, 4)}, "k", dtype=dtype)
+    assert torch.equal(model.w[:3], torch.zeros(3, 4)) and torch.equal(model.k, ordinary.k)
+    assert len({each.untyped_storage().data_ptr() for each in model.parameters()}) == 1
+    assert model.q.dtype == torch.float32 and report.nbytes == 96
+
+
+def test_a_whole_of_which_a_part_is_refused_is_blocked_with_the_reason():
+    state = {"w": torch.ones(6, 4), "k": torch.ones(5)}
+    plan = metaviz.plan(metaviz.build(Fused), "w", checkpoint=state)
+    assert plan.tensors == ()
+    assert plan.blocked["w"].startswith(
+        "It shares its memory with k. It has the shape (5,) in the state dict"
+    )
+
+
+def test_values_under_one_of_its_names_are_enough_for_a_tied_tensor():
+    value = torch.randn(10, 4)
+    for name, other in (("emb.weight", "head.weight"), ("head.weight", "emb.weight")):
+        model, report = loaded(Tied, {name: value, other: torch.empty(10, 4, device="meta")})
+        assert torch.equal(model.emb.weight, value) and model.head.weight is model.emb.weight
+        assert report.match.refused == {} and report.conflicts == {}
+
+
+def test_a_buffer_that_is_a_conjugated_view_gets_the_values_that_are_meant():
+    value = torch.randn(4, dtype=torch.complex64)
+
+    def make() -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("c", torch.zeros(4, dtype=torch.complex64).conj())
+        return module
+
+    for stored_value in (value, value.conj()):
+        assert torch.equal(loaded(make, {"c": stored_value})[0].c, stored_value)
+
+
 def test_parts_that_contradict_the_whole_are_reported():
     state = {name: value.clone() for name, value in Fused().state_dict().items()} | {"q": torch.zeros(3, 4)}
     model, report = loaded(Fused, state)

@@ -184,3 +184,67 @@ def test_a_model_that_saves_nothing_and_an_empty_choice():
         metaviz.match(nn.Identity(), {"a": torch.ones(1)})
     report = metaviz.materialize(metaviz.build(Net), [], checkpoint=Net().state_dict())
     assert report.tensors == ()
+
+
+@pytest.mark.parametrize(
+    "key_map", [{"head": None}, [("head", None)], {"head.weight": None, "head.bias": None}]
+)
+def test_what_becomes_none_is_left_out(key_map):
+    match = metaviz.match(metaviz.build(Net), metaviz.checkpoint(Net().state_dict(), key_map=key_map))
+    assert match.missing == ("head.weight", "head.bias")
+    assert match.notes == ("key_map leaves 2 of its tensors out.",)
+
+
+@pytest.mark.parametrize("key_map", ["model.", ["model.", "x."], [("a", "b", "c")], 3, [3]])
+def test_a_key_map_that_is_none_is_refused(key_map):
+    with pytest.raises(TypeError, match=r"has to be pairs of beginnings, a dict, or a function\. Next: "):
+        metaviz.match(metaviz.build(Net), metaviz.checkpoint(Net().state_dict(), key_map=key_map))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_that_the_user_gives_goes_before_one_that_was_there(order):
+    state = {"head.bias": torch.zeros(2), "new.bias": torch.ones(2)}
+    checkpoint = metaviz.checkpoint(dict(list(state.items())[::order]), key_map={"new": "head"})
+    model = metaviz.build(Net)
+    report = metaviz.materialize(model, "head.bias", checkpoint=checkpoint)
+    assert (model.head.bias == 1).all()
+    assert report.match.unexpected == ("head.bias",)
+    assert report.match.notes == ("key_map gives head.bias a name that another has, which goes before.",)
+
+
+def test_a_part_that_is_called_module_is_no_wrapper():
+    def make() -> nn.Module:
+        return nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+
+    state = make().state_dict()
+    match = metaviz.match(metaviz.build(make), state | {"weight": torch.zeros(2, 2)})
+    assert match.unexpected == ("weight",)
+    assert match.found["module.weight"] == ("module.weight",)
+
+
+def test_both_the_model_and_the_checkpoint_can_be_wrapped():
+    def make() -> nn.Module:
+        return Wrapper("module")
+
+    state = {f"_orig_mod.module.{name}": value for name, value in Net().state_dict().items()}
+    check_loads(metaviz.build(make), state)
+    state = {f"_forward_module._orig_mod.{name}": value for name, value in Net().state_dict().items()}
+    check_loads(metaviz.build(make), state)
+
+
+def test_a_checkpoint_of_a_part_goes_into_the_whole_model_by_a_key_map_only():
+    model = metaviz.build(lambda: nn.ModuleDict({"left": Net(), "right": Net()}))
+    with pytest.raises(CheckpointMismatch) as caught:
+        metaviz.match(model, Net().state_dict())
+    step = str(caught.value).partition("Next: ")[2]
+    chosen = eval(step, {"metaviz": metaviz, "state": Net().state_dict()})
+    assert len(metaviz.match(model, chosen).found) == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["a." * 100_000 + "w", "model." * 20_000 + "w", "_orig_mod." * 20_000, "..", ""]
+)
+def test_names_of_many_parts_end_where_the_model_does(name):
+    match = metaviz.match(metaviz.build(Net), {**Net().state_dict(), name: torch.ones(1)})
+    assert match.unexpected == (name,)
+    assert len(match.found) == 6

@@ -38,9 +38,9 @@ def checkpoint(
             folder with one of them, with shards and their index, or of ``torch.distributed.checkpoint``; or a state
             dict, which is never changed.
         key_map: How names of the checkpoint become names of a model, where they differ: pairs of beginnings
-            ``[("bert.", "")]``, a dict of names or beginnings, or a function from name to name (None leaves it out).
-            Beginnings end where a part of a name ends. What is usual (``model.``, ``module.``, ``_orig_mod.`` ...) is
-            found without.
+            ``[("bert.", "")]``, a dict of names or beginnings, or a function from name to name. Beginnings end where a
+            part of a name ends, and what becomes None is left out. What is usual (``model.``, ``module.``,
+            ``_orig_mod.`` ...) is found without.
         inside: Which entry of the file to take, where several hold tensors: ``"ema"``, ``"model.generator"``.
 
     Raises:
@@ -51,6 +51,7 @@ def checkpoint(
         24
     """
     if isinstance(source, Checkpoint):
+        _refuse_inside(inside, source.path)
         return source if key_map is None else source.with_key_map(key_map)
     if isinstance(source, Mapping):
         return _of_content(source, None, inside, key_map)
@@ -61,6 +62,8 @@ def checkpoint(
         )
     path = os.path.expanduser(os.fspath(source))
     found = find(path)
+    if found.format != "torch" or len(found.files) != 1:
+        _refuse_inside(inside, path)
     if found.format == "distributed":
         tensors, notes = distributed(path)
         return Checkpoint(path, found.format, tensors, tuple(notes), key_map)
@@ -161,6 +164,16 @@ class Checkpoint(Mapping[str, Stored]):
         return f"{self.called}: {plural(len(self), 'tensor')}, {format_bytes(self.nbytes)}{where} ({self.format})"
 
 
+def _refuse_inside(inside: str | None, path: str | None) -> None:
+    """Refuse to look inside of what only has names."""
+    if inside is not None:
+        where = "state" if path is None else repr(path)
+        raise BadCheckpoint(
+            f"{'The state dict' if path is None else where} has names and no entries with names of their own, so "
+            f"inside={inside!r} means nothing. Next: metaviz.checkpoint({where}, key_map=[({inside!r}, '')])"
+        )
+
+
 def _of_torch_file(
     path: str, file: File, notes: tuple[str, ...], inside: str | None, key_map: KeyMap | None
 ) -> Checkpoint:
@@ -228,7 +241,10 @@ def _chosen(found: Mapping[str, Any], path: str | None, inside: str | None) -> s
 
 def _held(name: str, value: torch.Tensor) -> Stored:
     """A tensor of a state dict."""
-    shape = tuple(value.shape)
+    try:
+        shape = tuple(value.shape)
+    except RuntimeError:
+        return Stored(name, None, None, trouble="it is lazy or nested, and has no shape")
     if value.device.type == "meta":
         return Stored(name, shape, value.dtype, trouble="it is on meta, so there are no values in it")
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -246,7 +262,8 @@ def _of_index(path: str, found: Found, key_map: KeyMap | None) -> Checkpoint:
     tensors, missing = {}, {}
     for name, file in found.index.items():
         if file not in shards:
-            shards[file] = _shard(file, found.format) if os.path.lexists(file) else None
+            # A link to nowhere is what is left of a cache that was cleaned up.
+            shards[file] = _shard(file, found.format) if os.path.exists(file) else None
         shard = shards[file]
         if shard is None:
             missing[os.path.basename(file)] = None

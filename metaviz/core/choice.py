@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from metaviz.core.loading import Loading
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import Place
 from metaviz.core.program import Program
@@ -79,22 +80,21 @@ class Choice:
             by_tensor: The places of every tensor of the model, by its id.
         """
         by_source: dict[str, list[tuple[Place, Verdict]]] = {"checkpoint": [], "replay": [], "reset": []}
+        loading = self._sources.loading
+        together = {} if loading is None else _sharing(by_tensor)
+        # What shares its memory with something that is stored stays in one memory with it.
+        partly = {memory for memory, others in together.items() if _any_stored(loading, others)}
         for places in tensors:
             place, verdict = self._best(places)
-            if verdict.can:
+            if self._shares_with(place.slot.tensor, partly):
+                by_source["checkpoint"].append((place, verdict))
+            elif verdict.can:
                 by_source[verdict.source].append((place, verdict))
             else:
                 self._block(place, verdict.reason, verdict.fix)
-        stored = by_source["checkpoint"]
-        partly = {place.slot.tensor.untyped_storage()._cdata for place, _ in stored}
         for place, verdict in by_source["replay"]:
-            # What shares its memory with something that is stored stays in one memory with it.
-            if place.slot.tensor.untyped_storage()._cdata in partly:
-                stored.append((place, verdict))
-            else:
-                self._replay(place, verdict)
-        if stored:
-            self._load(stored, by_tensor)
+            self._replay(place, verdict)
+        self._load(by_source["checkpoint"], together)
         if by_source["reset"]:
             self._reset(self._with_shared_memory(by_source["reset"], by_tensor))
 
@@ -115,29 +115,43 @@ class Choice:
         origin = origin_of(place.slot.tensor, place.module, name)
         self._fill(place.slot.tensor, origin.tape, origin.window, origin.exact, "replay", verdict.reason)
 
-    def _load(self, chosen: list[tuple[Place, Verdict]], by_tensor: dict[int, list[Place]]) -> None:
-        loading, together = self._sources.loading, _sharing(by_tensor)
-        numbers: dict[int, int] = {}
+    def _shares_with(self, tensor: torch.Tensor, memories: set[int]) -> bool:
+        """Whether a tensor is in some memories, and can be loaded with what else is there."""
+        if not memories or not is_plain(tensor) or tensor.untyped_storage()._cdata not in memories:
+            return False
+        return self._sources.loading.refusal(tensor) is None
+
+    def _load(self, chosen: list[tuple[Place, Verdict]], together: dict[int, list[Place]]) -> None:
+        loading = self._sources.loading
+        known: dict[int, tuple[int, str]] = {}
         for place, verdict in chosen:
             tensor = place.slot.tensor
             memory = tensor.untyped_storage()._cdata
-            others = together[memory]
-            if len(others) == 1:
+            if len(together[memory]) == 1:
                 source = loading.window(tensor)
             else:
-                if memory not in numbers:
-                    numbers[memory] = loading.shared([other.slot.tensor for other in others])
-                # What shares the memory comes along, so it has to have values, too.
-                missing = next(
-                    (o for o in others if loading.tape.unwritten(window(numbers[memory], o.slot.tensor))),
-                    None,
-                )
-                if missing is not None:
-                    why = f"It shares its memory with {missing.path}, of which {loading.checkpoint.called} has not all"
-                    self._block(place, why, None)
+                if memory not in known:
+                    known[memory] = self._put_together(together[memory])
+                number, reason = known[memory]
+                if reason:
+                    self._block(place, reason, None)
                     continue
-                source = window(numbers[memory], tensor)
+                source = window(number, tensor)
             self._fill(tensor, loading.tape, source, True, "checkpoint", verdict.reason)
+
+    def _put_together(self, places: list[Place]) -> tuple[int, str]:
+        """The memory of tensors that share it, on the tape, and why it cannot be loaded (``""`` if it can)."""
+        loading = self._sources.loading
+        number = loading.shared([place.slot.tensor for place in places])
+        for place in places:
+            # All that shares the memory comes along, so it has to have values, too, and the right ones.
+            refusal = loading.refusal(place.slot.tensor)
+            if refusal is not None:
+                return number, f"It shares its memory with {place.path}. {refusal.reason}"
+            if loading.tape.unwritten(window(number, place.slot.tensor)):
+                lacking = f"of which {loading.checkpoint.called} has not all"
+                return number, f"It shares its memory with {place.path}, {lacking}"
+        return number, ""
 
     def _reset(self, chosen: list[tuple[Place, Verdict]]) -> None:
         program = Program(self._sources, [(place.slot.tensor, slot_of(place)) for place, _ in chosen])
@@ -204,14 +218,18 @@ def _sharing(by_tensor: dict[int, list[Place]]) -> dict[int, list[Place]]:
     return found
 
 
+def _any_stored(loading: Loading, places: list[Place]) -> bool:
+    tensors = [place.slot.tensor for place in places] if len(places) > 1 else []
+    return any(loading.entries(each) and loading.refusal(each) is None for each in tensors)
+
+
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _is_laid_out_as(tensor: torch.Tensor, tape: Tape, window: Window) -> bool:
-    layout = tensor.size(), tensor.stride(), tensor.storage_offset()
-    same_size = tape.storages[window.storage].nbytes == tensor.untyped_storage().nbytes()
-    return same_size and layout == (window.size, window.stride, window.offset)
+def _is_laid_out_as(tensor: torch.Tensor, tape: Tape, source: Window) -> bool:
+    same_size = tape.storages[source.storage].nbytes == tensor.untyped_storage().nbytes()
+    return same_size and window(source.storage, tensor)._replace(dtype=source.dtype) == source
 
 
 def slot_of(place: Place) -> Slot:

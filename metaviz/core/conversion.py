@@ -69,25 +69,37 @@ def conversions(model: nn.Module, stored: Iterable[str]) -> Conversions:
     loader, mapping_of = library
     if loader is None:
         return Conversions({}, (), _OLD)
-    transforms = mapping_of(model)
+    try:
+        return _converted(model, stored, loader, mapping_of(model))
+    except Exception as error:
+        reason = f"it raises {type(error).__name__} for this checkpoint"
+        return Conversions({}, (), f"transformers' own mapping of stored names was left out: {reason}.")
+
+
+def _converted(model: nn.Module, stored: Iterable[str], loader: Any, transforms: list[Any]) -> Conversions:
     renamings = [each for each in transforms if isinstance(each, loader.WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, loader.WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     expected, prefix = _Expected(model), model.base_model_prefix
-    renamed: dict[str, str] = {}
+    # Names of the model → the stored name that is there as it is, or under another name.
+    taken: dict[str, str] = {}
     groups: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+    beaten: dict[str, str] = {}
     for name in sorted(stored, key=loader.dot_natural_key):
         new, pattern = loader.rename_source_key(name, renamings, converters, prefix, expected)
         if new not in expected and name in expected:
             new, pattern = loader.rename_source_key(name, [], [], prefix, expected)
-        if new not in expected:
+        # The first one has the place, as in the library; one that has the name as it is has to be told.
+        if new not in expected or (pattern is None and new in groups):
             continue
-        if pattern is not None:
+        if pattern is not None and new not in taken:
             groups.setdefault(new, (by_pattern[pattern], []))[1].append((name, pattern))
-        elif new != name:
-            renamed[name] = new
-    made = tuple(_made(model, target, converter, found) for target, (converter, found) in groups.items())
-    return Conversions(renamed, made, _note(renamed, made))
+        elif taken.setdefault(new, name) != name and name == new:
+            beaten[taken[new]] = new
+    renamed = {name: new for new, name in taken.items() if name != new and name not in beaten}
+    made = [_made(model, target, converter, found) for target, (converter, found) in groups.items()]
+    made += [_renamed(name, target) for name, target in beaten.items()]
+    return Conversions(renamed, tuple(made), _note(len(renamed) + len(beaten), groups))
 
 
 _OLD = (
@@ -133,18 +145,30 @@ def _made(model: nn.Module, target: str, converter: Any, found: list[tuple[str, 
         for name, pattern in found:
             own.add_tensor(target, name, pattern, tensors[name])
         result = own.convert(target, model=model, config=model.config)
+        # The first versions of transformers 5 give a list of errors with it.
+        result = result[0] if isinstance(result, tuple) else result
         return {name: each[0] if isinstance(each, list) else each for name, each in result.items()}
 
     words = f"{plural(len(found), 'tensor')} by transformers' {operations}"
     return Made(target, tuple(name for name, _ in found), make, words)
 
 
-def _note(renamed: Mapping[str, str], made: tuple[Made, ...]) -> str:
+def _renamed(name: str, target: str) -> Made:
+    """A tensor that takes the place of another one, which has the name already."""
+    return Made(
+        target,
+        (name,),
+        lambda tensors: {target: tensors[name]},
+        f"{name}, renamed by transformers' own mapping",
+    )
+
+
+def _note(renamed: int, groups: Mapping[str, tuple[Any, list]]) -> str:
     said = []
     if renamed:
-        said.append(f"{plural(len(renamed), 'name')} changed")
-    if made:
-        said.append(f"{plural(sum(len(each.sources) for each in made), 'tensor')} put together")
+        said.append(f"{plural(renamed, 'name')} changed")
+    if groups:
+        said.append(f"{plural(sum(len(found) for _, found in groups.values()), 'tensor')} put together")
     return f"By transformers' own mapping: {' and '.join(said)}." if said else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -101,8 +102,8 @@ def _group(folder: str, names: list[str]) -> Found:
     there = {int(_SHARD.fullmatch(name)["number"]) for name in names}
     notes = ()
     if len(there) < count:
-        missing = sorted(set(range(1, count + 1)) - there)[:5] if count < 10**6 else []
-        notes = (f"{count - len(there)} of its {count} files are missing: {some(map(str, missing))}.",)
+        missing = list(itertools.islice((n for n in range(1, count + 1) if n not in there), 5))
+        notes = (f"Of its {count:,} files {count - len(there):,} are missing: {some(map(str, missing))}.",)
     return Found(
         _FORMATS[os.path.splitext(names[0])[1]],
         tuple(os.path.join(folder, name) for name in names),
@@ -138,27 +139,29 @@ def _leads_out(file: str) -> bool:
 
 
 def _none(folder: str, names: list[str]) -> BadCheckpoint:
-    below = [
-        name
-        for name in names
-        if os.path.isdir(os.path.join(folder, name))
-        and any(
-            os.path.splitext(each)[1] in _FORMATS or each == ".metadata" for each in _listed(folder, name)
-        )
-    ]
+    below = _nearest_below(folder)
     looked = "*.safetensors, *.safetensors.index.json, *.pt, *.pth, *.bin, *.ckpt and .metadata"
     has = f"It has {some(names)}." if names else "It is empty."
-    step = (
-        f"metaviz.checkpoint({os.path.join(folder, below[0])!r})"
-        if below
-        else f"import os; os.listdir({folder!r})"
-    )
+    step = f"metaviz.checkpoint({below!r})" if below else f"import os; os.listdir({folder!r})"
     return BadCheckpoint(f"There is no checkpoint in {folder!r}: looked for {looked}. {has} Next: {step}")
 
 
-def _listed(folder: str, name: str) -> list[str]:
+def _nearest_below(folder: str) -> str | None:
+    """A folder below that has files named like a checkpoint's; caches of downloads keep them two levels down."""
+    level = [folder]
+    for _ in range(3):
+        paths = (os.path.join(above, name) for above in level for name in _listed(above))
+        level = [path for path in itertools.islice(paths, 1000) if os.path.isdir(path)]
+        for path in level:
+            names = _listed(path)
+            if any(os.path.splitext(name)[1] in _FORMATS or name == ".metadata" for name in names):
+                return path
+    return None
+
+
+def _listed(folder: str) -> list[str]:
     try:
-        return os.listdir(os.path.join(folder, name))
+        return sorted(os.listdir(folder))
     except OSError:
         return []
 

@@ -89,7 +89,9 @@ class Loading:
         if any(len(found) > 1 for found in self._entries.values()):
             order = {place.path: number for number, place in enumerate(Model(model).places)}
             for found in self._entries.values():
-                found.sort(key=lambda entry: order.get(entry.name, len(order)))
+                # Values under one of its names are enough: of the others a file may be missing.
+                found.sort(key=lambda entry: (_troubled(entry), order.get(entry.name, len(order))))
+                found[1:] = [entry for entry in found[1:] if not _troubled(entry)]
         self.unexpected = tuple(name for name in checkpoint if name not in used and name not in ignored)
         self.ignored = tuple(name for name in checkpoint if name in ignored)
 
@@ -143,8 +145,9 @@ class Loading:
         return None
 
     def dtype(self, tensor: torch.Tensor) -> torch.dtype:
-        """The dtype that a tensor has in the checkpoint, where that is of the same kind; else its own."""
-        return self.entries(tensor)[0].dtype
+        """The dtype of a tensor in the checkpoint; its own where only what it shares its memory with is there."""
+        found = self.entries(tensor)
+        return found[0].dtype if found else tensor.dtype
 
     def window(self, tensor: torch.Tensor) -> Window:
         """Where on the tape the values of a tensor are."""
@@ -180,12 +183,7 @@ class Loading:
 
     def _named(self, model: nn.Module) -> dict[str, Entry]:
         """What the checkpoint has, by the names of the model."""
-        stored = {
-            new: self.checkpoint[old] for old, new in mapped(self.checkpoint, self.checkpoint.key_map).items()
-        }
-        if len(stored) < len(self.checkpoint) and self.checkpoint.key_map is not None:
-            self.notes.append(f"key_map leaves {len(self.checkpoint) - len(stored):,} of its tensors out.")
-        entries = self._converted(model, stored)
+        entries = self._converted(model, self._mapped())
         renamed, said = without_prefix({name: each.shape for name, each in entries.items()}, model)
         if said:
             self.notes.append(f"{said[0].upper()}{said[1:]}.")
@@ -196,6 +194,23 @@ class Loading:
             if new not in taken or name == new:
                 taken[new] = entry._replace(name=new)
         return self._hooked(model, taken) if has_hooks(model) else taken
+
+    def _mapped(self) -> dict[str, Stored]:
+        """What is stored, by the names that the user's ``key_map`` gives."""
+        named = mapped(self.checkpoint, self.checkpoint.key_map)
+        stored: dict[str, Stored] = {}
+        for old, new in named.items():
+            # What the user renames goes before what has the name as it is, else the first of the file.
+            if new not in stored or (old != new and stored[new].name == new):
+                stored[new] = self.checkpoint[old]
+        out, twice = len(self.checkpoint) - len(named), len(named) - len(stored)
+        if out:
+            self.notes.append(f"key_map leaves {out:,} of its tensors out.")
+        if twice:
+            kept = {each.name for each in stored.values()}
+            lost = [old for old in named if old not in kept]
+            self.notes.append(f"key_map gives {some(lost)} a name that another has, which goes before.")
+        return stored
 
     def _converted(self, model: nn.Module, stored: Mapping[str, Stored]) -> dict[str, Entry]:
         """The entries, those made as the model's library makes them included."""

@@ -14,9 +14,8 @@ from torch import nn
 from metaviz.core.checkpoint import KeyMap
 from metaviz.core.paths import children_of
 
-# What wrappers call the module in them: torch.compile, FSDP, activation checkpointing, Lightning's Fabric; DDP.
+# What wrappers call the module in them: torch.compile, FSDP, activation checkpointing, Lightning's Fabric.
 _WITHIN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-_WRAPPERS = (*_WITHIN, "module")
 # What is in front of all names when the model was saved within something else, or is so here.
 _USUAL = ("model.", "module.", *(f"{word}." for word in _WITHIN))
 
@@ -55,22 +54,30 @@ class Places:
 
     def _module(self, path: str) -> nn.Module | None:
         if path not in self._modules:
-            above, _, name = path.rpartition(".")
-            module = self._module(above)
-            found = None
-            while module is not None and found is None:
-                found = children_of(module).get(name)
-                if found is None and name in _WITHIN:
-                    found = module
-                module = _unwrapped(module)
-            self._modules[path] = found
+            module: nn.Module | None = self._modules[""]
+            # Wrappers are looked through, so their names say nothing; no recursion, as a file may hold any name.
+            for name in path.split("."):
+                module = module if name in _WITHIN else _child(module, name)
+                if module is None:
+                    break
+            self._modules[path] = module
         return self._modules[path]
+
+
+def _child(module: nn.Module | None, name: str) -> nn.Module | None:
+    """The child of a module, or of what it is a wrapper around."""
+    found = None
+    while module is not None and found is None:
+        found, module = children_of(module).get(name), _unwrapped(module)
+    return found
 
 
 def _unwrapped(module: nn.Module) -> nn.Module | None:
     """The module that a wrapper is around."""
-    children = children_of(module)
-    return next((children[name] for name in _WRAPPERS if children.get(name) is not None), None)
+    children = {name: child for name, child in children_of(module).items() if child is not None}
+    found = next((children[name] for name in _WITHIN if name in children), None)
+    # Others call a part of theirs "module", too; what wraps has no other part.
+    return children.get("module") if found is None and len(children) == 1 else found
 
 
 def mapped(names: Iterable[str], key_map: KeyMap | None) -> dict[str, str]:
@@ -84,17 +91,14 @@ def _renaming(key_map: KeyMap | None) -> Callable[[str], str | None]:
         return lambda name: name
     if callable(key_map):
         return lambda name: _checked(key_map(name), f"key_map({name!r}) gives")
-    # The most special one of a dict, the first of a list.
-    pairs = (
-        sorted(key_map.items(), key=lambda pair: -len(pair[0])) if isinstance(key_map, Mapping) else key_map
-    )
-    pairs = [(_checked(old, "key_map has"), _checked(new, "key_map has")) for old, new in pairs]
+    pairs = _pairs(key_map)
 
-    def rename(name: str) -> str:
+    def rename(name: str) -> str | None:
         for old, new in pairs:
-            if name == old:
+            below = not old or name.startswith(old if old.endswith(".") else f"{old}.")
+            if name == old or (below and new is None):
                 return new
-            if not old or name.startswith(old if old.endswith(".") else f"{old}."):
+            if below:
                 rest = name.removeprefix(old).removeprefix(".")
                 return f"{new}.{rest}" if new and not new.endswith(".") else f"{new}{rest}"
         return name
@@ -102,13 +106,31 @@ def _renaming(key_map: KeyMap | None) -> Callable[[str], str | None]:
     return rename
 
 
+def _pairs(key_map: Any) -> list[tuple[str, str | None]]:
+    """The pairs of a ``key_map`` that is a dict or a list: the most special one first, or the first."""
+    try:
+        pairs = list(key_map.items() if isinstance(key_map, Mapping) else key_map)
+        if isinstance(key_map, str) or not all(isinstance(each, tuple | list) for each in pairs):
+            raise TypeError
+        pairs = [(old or "", new) for old, new in pairs]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"key_map is of type {type(key_map).__name__}, and has to be pairs of beginnings, a dict, or a function. "
+            f"{_EXAMPLE}"
+        ) from None
+    for old, new in pairs:
+        _checked(old, "key_map has")
+        _checked(new, "key_map has")
+    return sorted(pairs, key=lambda pair: -len(pair[0])) if isinstance(key_map, Mapping) else pairs
+
+
 def _checked(name: Any, what: str) -> Any:
     if name is not None and not isinstance(name, str):
-        raise TypeError(
-            f"{what} an object of type {type(name).__name__}, and names are strings. "
-            "Next: metaviz.checkpoint(path, key_map=[('net.', '')])"
-        )
+        raise TypeError(f"{what} an object of type {type(name).__name__}, and names are strings. {_EXAMPLE}")
     return name
+
+
+_EXAMPLE = "Next: metaviz.checkpoint(path, key_map=[('net.', '')])"
 
 
 def without_prefix(
@@ -142,7 +164,8 @@ def without_prefix(
 def _off(names: Collection[str]) -> Iterator[str]:
     """What could be taken off: nothing, and what usual beginnings the most of the names have, one after the other."""
     prefix = ""
-    while True:
+    # Nobody wraps deeper, and a file may hold any name.
+    for _ in range(8):
         yield prefix
         counts = {more: sum(name.startswith(prefix + more) for name in names) for more in _USUAL}
         more = max(counts, key=counts.__getitem__)

@@ -50,7 +50,10 @@ class File:
             BadCheckpoint: There is none, or it cannot be looked at.
         """
         with readable(path):
-            found = os.stat(path)
+            try:
+                found = os.stat(path)
+            except ValueError as error:  # a NUL in it
+                raise OSError(str(error)) from None
         if not stat.S_ISREG(found.st_mode):
             # Opening a pipe waits for someone to write to it, and reading a device may never end.
             raise BadCheckpoint(
@@ -199,7 +202,7 @@ class Stored:
         first, *others = self.pieces
         if not others and first.size == self.shape:
             return _read(first, self.dtype, stop)
-        whole = torch.empty(self.shape, dtype=self.dtype)
+        whole = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         for piece in self.pieces:
             part = whole
             for dim, (start, length) in enumerate(zip(piece.at, piece.size, strict=True)):
@@ -225,7 +228,7 @@ def _read(piece: Piece, dtype: torch.dtype, stop: threading.Event | None) -> tor
     span = piece.span(dtype.itemsize)
     memory = torch.UntypedStorage(span)
     _read_into(piece.file, piece.offset, memory, span, stop)
-    return torch.empty(0, dtype=dtype).set_(memory, 0, piece.size, piece.stride)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(memory, 0, piece.size, piece.stride)
 
 
 def _read_into(

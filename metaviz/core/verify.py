@@ -39,8 +39,9 @@ class Verifier:
         Raises:
             StalePlan: The file has been changed.
         """
+        tensor = _plain(tensor)
         if stored.value is not None:
-            return _equal(stored.value.reshape(tensor.shape).to(tensor.device), tensor)
+            return _equal(_plain(stored.value).reshape(tensor.shape).to(tensor.device), tensor)
         return all(
             _equal(there.to(tensor.device), here)
             for piece in stored.pieces
@@ -74,6 +75,11 @@ class Verifier:
             mapped = torch.UntypedStorage.from_file(file.path, False, file.nbytes)
             self._file, self._bytes = file, torch.empty(0, dtype=torch.uint8).set_(mapped)
         return self._bytes
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Values as they are meant: a conjugated or negated view has other bits in memory."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _box(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
