@@ -20,6 +20,7 @@ __all__ = [
     "ModuleTree",
     "Plan",
     "Report",
+    "TreeWidget",
     "Verdict",
     "build",
     "checkpoint",
@@ -28,6 +29,7 @@ __all__ = [
     "materialize",
     "plan",
     "recording",
+    "show",
     "tree",
     "unload",
 ]
@@ -49,6 +51,21 @@ def _draw_match(match, how):
     from metaviz.views import match as view
 
     return getattr(view, how)(match)
+
+
+def show(model, path="", **options):
+    from metaviz.widgets.shown import show
+
+    return show(model, path, **options)
+
+
+def __getattr__(name):
+    # Widgets bring half of Jupyter along, and not every program that plans wants that.
+    if name == "TreeWidget":
+        from metaviz.widgets.tree import TreeWidget
+
+        return TreeWidget
+    raise AttributeError(f"module 'metaviz' has no attribute {name!r}")
 
 
 # Core does not know its views.

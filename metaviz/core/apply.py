@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from metaviz.core import watch
 from metaviz.core.choice import Fill
 from metaviz.core.description import PlannedTensor
 from metaviz.core.filling import Filled, Progress, dressed_as, fill_aside
@@ -104,6 +105,7 @@ def materialize(
             # Notebooks keep the last traceback, and its frames keep what was filled aside.
             traceback.clear_frames(error.__traceback__)
             raise
+    watch.tell()
     described = work.plan
     return Report(
         "materialized",
@@ -169,6 +171,7 @@ def unload(model: nn.Module, paths: str | Iterable[str] = "", *, force: bool = F
             for t, then in chosen
         )
         commit(changes, lambda: _remember_as_new(changes))
+    watch.tell()
     return Report(
         "unloaded",
         described,

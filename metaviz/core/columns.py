@@ -99,11 +99,12 @@ class Columns:
 
     def by_path(self, row: int) -> tuple[int, int]:
         """(numel, nbytes) below a row with every slot counted."""
-        tally, (numel, nbytes) = self.forms[row].tally, self._shared.get(row, (0, 0))
+        tally, (numel, nbytes) = self.forms[row].tally, self.shared.get(row, (0, 0))
         return tally.numel + numel, tally.nbytes + nbytes
 
     @cached_property
-    def _shared(self) -> dict[int, tuple[int, int]]:
+    def shared(self) -> dict[int, tuple[int, int]]:
+        """Row → (numel, nbytes) that count by path once more than by storage, for rows with any."""
         return by_path(self)
 
     @cached_property

@@ -124,7 +124,7 @@ def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
     branches: list[Branch] = []
     previous = None
     for row in columns.children(parent):
-        if previous is not None and not unfold and _alike(columns, previous.last, row):
+        if previous is not None and not unfold and alike(columns, previous.last, row):
             previous.last = row
             previous.count += 1
         else:
@@ -172,7 +172,8 @@ def _has_modules(columns: Columns, row: int) -> bool:
     return any(columns.forms[child].kind == "module" for child in columns.children(row))
 
 
-def _alike(columns: Columns, row: int, following: int) -> bool:
+def alike(columns: Columns, row: int, following: int) -> bool:
+    """Whether a row and its next sibling look alike and are numbered on: `layers.3` and `layers.4`."""
     if columns.forms[row] is not columns.forms[following] or following in columns.troubles:
         return False
     if columns.outward.get(row) != columns.outward.get(following):

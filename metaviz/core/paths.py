@@ -133,7 +133,7 @@ class Model:
             if first in known:
                 chosen.add(first)
                 continue
-            found = set(filter(_glob(pattern), known)) if _is_glob(pattern) else ()
+            found = set(filter(glob(pattern), known)) if is_glob(pattern) else ()
             if not found:
                 raise UnknownPath(_no_such(pattern, known))
             chosen |= {self._by_first_path(path) for path in found}
@@ -178,11 +178,13 @@ class Model:
         return False
 
 
-def _is_glob(pattern: str) -> bool:
+def is_glob(pattern: str) -> bool:
+    """Whether a path stands for all that match it."""
     return any(c in pattern for c in "*?[")
 
 
-def _glob(pattern: str) -> Callable[[str], bool]:
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Whether a path matches: ``*`` is one part of it, ``**`` any number of them."""
     parts = [
         None if part == "**" else re.compile(fnmatch.translate(part)).match for part in pattern.split(".")
     ]

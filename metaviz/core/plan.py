@@ -92,7 +92,7 @@ def prepare(
     checkpoint: Any,
 ) -> Work:
     """The plan and what it is about; raises what :func:`plan` raises. Call it under :func:`plain_torch`."""
-    wanted = dtype if isinstance(dtype, str) and dtype == "checkpoint" else _floating(dtype)
+    wanted = dtype if isinstance(dtype, str) and dtype == "checkpoint" else floating(dtype)
     check_source(source if wanted != "checkpoint" or checkpoint is not None else "checkpoint", checkpoint)
     draws_for(rng, CPU)
     view = Model(model)
@@ -209,7 +209,12 @@ def _smaller(described: Plan, free: int) -> str:
     return "for which see: print(metaviz.tree(model))"
 
 
-def _floating(dtype: Any) -> torch.dtype | None:
+def floating(dtype: Any) -> torch.dtype | None:
+    """The dtype that a user means to cast to; None stands for no cast.
+
+    Raises:
+        ValueError: It is no floating-point dtype.
+    """
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         found = None

@@ -97,10 +97,12 @@ class MetavizMagics(Magics):
     @_INSIDE
     @argument("--blocked", action="store_true", help="Only what is wrong, why, and what to do about it.")
     @argument("--search", action="store_true", help="As --blocked; look for optimizers of the model, too.")
-    def meta_tree(self, line: str) -> metaviz.ModuleTree | TroubleReport:
+    @argument("--static", action="store_true", help="A picture that needs no kernel, not a widget.")
+    def meta_tree(self, line: str) -> metaviz.TreeWidget | metaviz.ModuleTree | TroubleReport:
         """See a model or one of its parts: what is where, and what can be given values.
 
-        Nothing is moved and no value is read. Bind the tree to use it: t = %meta_tree model
+        Nothing is moved and no value is read. In a notebook it is a widget: open, filter, tick, materialize. Bind it
+        to use it: w = %meta_tree model; w.selection, w.plan, w.tree
         """
         options = arguments.read(self.meta_tree, line)
         model = names.resolve(self.shell.user_ns, options.model)
@@ -110,7 +112,8 @@ class MetavizMagics(Magics):
             seen.columns.called = options.model
             if options.blocked or options.search:
                 return seen.trouble(search=options.search)
-        return seen if options.depth is None else built.Opened(seen, options.depth)
+        shown = metaviz.show(seen, depth=options.depth, static=options.static)
+        return built.Opened(seen, options.depth) if shown is seen and options.depth is not None else shown
 
     @no_var_expand
     @line_magic

@@ -12,6 +12,7 @@ from IPython.display import display
 
 from metaviz.core.apply import Report
 from metaviz.core.units import format_bytes, format_seconds
+from metaviz.views.planned import progress_line, rate
 
 PER_SECOND = 10
 
@@ -51,18 +52,14 @@ class Progress:
             self._next = now + 1 / PER_SECOND
             self._shown = True
             spent = now - self._began
-            text = f"{self._verb}{format_bytes(done)} of {format_bytes(total)}, {_rate(done, spent)}"
-            if 0 < done < total:
-                text += f", {format_seconds(spent * (total - done) / done)} left"
-            text += f", at {path}"
-            self._screen.write(done, total, text)
+            self._screen.write(done, total, progress_line(done, total, spent, path, self._verb))
 
     def finish(self, report: Report) -> Report:
         """Show the end, if anything was shown, and hand the report back."""
         self._finished = True
         if self._shown:
             # The report follows and says what was done; this is what it does not say.
-            pace = f"{format_seconds(report.seconds)}, {_rate(report.nbytes, report.seconds)}"
+            pace = f"{format_seconds(report.seconds)}, {rate(report.nbytes, report.seconds)}"
             self._screen.write(1, 1, f"{format_bytes(report.nbytes)} on {report.device} in {pace}")
         return report
 
@@ -77,10 +74,6 @@ class Progress:
                 text = f"stopped by {type(error).__name__} {where}: the model is as it was before"
                 self._screen.write(done, total, text)
             self._screen.close()
-
-
-def _rate(nbytes: int, seconds: float) -> str:
-    return f"{format_bytes(round(nbytes / max(seconds, 1e-9)))}/s"
 
 
 class _Output:

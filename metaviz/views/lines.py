@@ -88,7 +88,7 @@ def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line
         size = (
             f"{branch.count} × {size}" if branch.row in columns.outward else format_bytes(branch.count * each)
         )
-    note = ", ".join(_notes(columns, row, branch.count))
+    note = ", ".join(notes(columns, row, branch.count))
     return Line(
         clean(branch.label or '""') if label is None else clean(label),
         clean(cls),
@@ -124,31 +124,31 @@ def _most(sizes: dict[str, int]) -> str:
     return f"{first} +{len(sizes) - 1}" if len(sizes) > 1 else first
 
 
-def _notes(columns: Columns, row: int, count: int = 1) -> list[str]:
+def notes(columns: Columns, row: int, count: int = 1) -> list[str]:
     """What is special about a row, or about each of ``count`` that look alike."""
     form, facts = columns.forms[row], columns.forms[row].facts
-    notes = []
+    found = []
     link, first = columns.links.get(row, ("", -1))
     if link:
         words = {"tie": "= ", "alias": "views ", "shared": "shared with ", "cycle": "leads back to "}
-        notes.append(words[link] + (columns.path(first) or "the root"))
+        found.append(words[link] + (columns.path(first) or "the root"))
     if row in columns.troubles:
-        notes.append(columns.troubles[row])
+        found.append(columns.troubles[row])
     elif form.kind == "attribute":
-        notes.append("stale attribute" if facts.device == "meta" else "attribute")
+        found.append("stale attribute" if facts.device == "meta" else "attribute")
     elif form.kind == "buffer":
-        notes.append("buffer" if form.persistent else "buffer, not saved")
+        found.append("buffer" if form.persistent else "buffer, not saved")
     elif form.kind == "parameter" and not facts.requires_grad:
-        notes.append("frozen")
+        found.append("frozen")
     elif form.kind == "module" and not link:
         tally, (numel, _) = columns.tally(row), columns.by_path(row)
         if 0 < tally.real < tally.tensors:
-            notes.append(_places(tally) + (" each" if count > 1 else ""))
+            found.append(_places(tally) + (" each" if count > 1 else ""))
         if tally.numel and tally.frozen == tally.numel:
-            notes.append("frozen")
+            found.append("frozen")
         if numel != tally.numel and row:
-            notes.append(f"{format_count(numel)} by path")
-    return notes
+            found.append(f"{format_count(numel)} by path")
+    return found
 
 
 def _places(tally: Tally) -> str:

@@ -1,0 +1,113 @@
+"""Widgets in a notebook: how one is put into a cell, when it is one too many, and when to look at the model again."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from typing import Any
+
+from IPython import get_ipython
+from IPython.display import publish_display_data
+
+from metaviz.core.tree import ModuleTree
+
+#: The widgets that are not closed.
+live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+# Widget → the cell that shows it and its run.
+_cells: weakref.WeakKeyDictionary[Any, tuple[str, Any]] = weakref.WeakKeyDictionary()
+_hooked: list[weakref.ref[Any]] = []
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_NO_KERNEL = "The tree that can be clicked needs a running kernel: run this cell again."
+
+
+def has_front_end() -> bool:
+    """Whether there is a kernel, and widgets are not turned off with `METAVIZ_STATIC=1`."""
+    shell = get_ipython()
+    return hasattr(shell, "kernel") and os.environ.get("METAVIZ_STATIC", "0") in ("", "0")
+
+
+def new_key() -> str:
+    """A name for a static twin that no other one has."""
+    return f"mv-twin-{uuid.uuid4().hex}"
+
+
+def called(thing: Any) -> str | None:
+    """The name that the user's namespace has for something; None if it has none."""
+    space = getattr(get_ipython(), "user_ns", {})
+    return next(
+        (name for name, held in list(space.items()) if held is thing and not name.startswith("_")), None
+    )
+
+
+def bundle(made: Any, tree: ModuleTree) -> Any:
+    """What a widget shows, with a picture for all who show no widgets."""
+    data = made[0] if isinstance(made, tuple) else made
+    static = {"text/plain": repr(tree), "text/html": tree.html()}
+    data = {**(data or {}), **static}
+    return (data, *made[1:]) if isinstance(made, tuple) else data
+
+
+def put(widget: Any, made: Any, tree: ModuleTree) -> None:
+    """Show a widget in the cell that runs, below a static twin that hides while the widget lives.
+
+    JupyterLab shows an error for a saved widget without its state, even where there is HTML in the same output; the
+    twin is an output of its own.
+    """
+    close_predecessors(widget)
+    data = dict(made[0] if isinstance(made, tuple) else made or {})
+    # The twin says it all; a reader without a kernel needs no second tree.
+    data["text/plain"] = _NO_KERNEL
+    data.pop("text/html", None)
+    publish_display_data(
+        {"text/html": f'<div id="{widget._twin}">{tree.html()}</div>', "text/plain": repr(tree)}
+    )
+    publish_display_data(data, metadata=made[1] if isinstance(made, tuple) else {})
+    hook()
+
+
+def close_predecessors(widget: Any) -> None:
+    """Close what an earlier run of this cell has shown: its output is gone, and nothing else would ever close it."""
+    cell, run = _this_cell()
+    if cell is None:
+        return
+    for other, (shown_in, then) in list(_cells.items()):
+        if other is not widget and shown_in == cell and then != run:
+            other.close()
+    _cells[widget] = cell, run
+
+
+def _this_cell() -> tuple[str | None, Any]:
+    shell = get_ipython()
+    parent = getattr(shell, "parent_header", None) or {}
+    if hasattr(shell, "get_parent"):
+        parent = shell.get_parent() or {}
+    metadata = parent.get("metadata", {}) if isinstance(parent, dict) else {}
+    # VS Code has no cell ids in its messages; there widgets stay until they are closed.
+    return metadata.get("cellId"), parent.get("header", {}).get("msg_id")
+
+
+def hook() -> None:
+    """Have widgets look at their models after each cell."""
+    shell = get_ipython()
+    events = getattr(shell, "events", None)
+    if events is not None and not any(known() is shell for known in _hooked):
+        _hooked.append(weakref.ref(shell))
+        events.register("post_run_cell", _after_cell)
+
+
+def _after_cell(result: Any) -> None:
+    for widget in list(live):
+        widget.follow()
+    if not live:
+        unhook()
+
+
+def unhook() -> None:
+    """Do nothing after cells any more."""
+    shell = get_ipython()
+    if any(known() is shell for known in _hooked):
+        _hooked[:] = [known for known in _hooked if known() is not shell]
+        shell.events.unregister("post_run_cell", _after_cell)

@@ -1,0 +1,348 @@
+"""`TreeWidget`: the tree of a model in a notebook, to look at, to choose from and to act on.
+
+Traits are facts, Python → browser and back; messages are wishes of the browser, each answered once. Rows are numbered
+as in the payload; a number means nothing without the `shape` that it belongs to, which changes with the module tree.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+from torch import nn
+
+from metaviz.core import devices, watch
+from metaviz.core.sources import SOURCES
+from metaviz.core.tree import ModuleTree, tree
+from metaviz.errors import MetavizError, UnknownPath
+from metaviz.views.details import details
+from metaviz.views.payload import payload
+from metaviz.widgets import acting, notebook
+from metaviz.widgets.places import Places, ranges, unranged
+from metaviz.widgets.worker import Latest
+
+_HERE = Path(__file__).parent
+COLUMNS = ("class", "amount", "size", "share", "dtype", "device", "mark")
+
+
+def _read(*names: str) -> str:
+    """Files of this folder as one: a front end has to be a single module."""
+    return "\n".join((_HERE / name).read_text("utf-8") for name in names)
+
+
+class TreeWidget(anywidget.AnyWidget):
+    """A model as a tree that can be opened, searched, ticked and acted on.
+
+    It follows the model: what other cells do to it is shown after they have run. It does not keep it alive.
+
+    Args:
+        model: A model, or a :class:`metaviz.ModuleTree` of one or of a part.
+        source: Whose marks to show, as for :func:`metaviz.tree`.
+        checkpoint: Where values can be read from, as for :func:`metaviz.materialize`.
+        depth: How many levels to open at first.
+        called: What the user calls the model, for code to paste.
+
+    Attributes:
+        selection: Paths of the ticked modules and tensors, a module for all that is below it. Can be set, globs too.
+        filter: What the box says: ``"is:blocked dtype:bf16"``.
+        expanded: Paths of the open modules; ``"layers.*"`` where repeated blocks are shown one by one. Can be set.
+        plan: The :class:`metaviz.Plan` for the selection, None where nothing is ticked or it cannot be made.
+        report: The :class:`metaviz.Report` of the last thing done here.
+        device: Where to materialize, as for :func:`metaviz.materialize`.
+        source: ``"auto"``, ``"checkpoint"``, ``"replay"`` or ``"reset"``.
+        rng: ``"eager"``, ``"keyed"`` or ``"device"``.
+        dtype: ``""`` for the dtype that each tensor has, ``"checkpoint"``, or a dtype such as ``"bfloat16"``.
+        blocked: ``"error"``, or ``"skip"`` to leave on meta what cannot be filled.
+        sort: ``"model"`` or ``"size"``: the order of siblings.
+        columns: Which columns to show.
+
+    Raises:
+        TypeError: ``model`` is neither.
+
+    Example:
+        >>> widget = metaviz.show(model)  # doctest: +SKIP
+        >>> widget.selection = ["layers.0", "head"]  # doctest: +SKIP
+    """
+
+    # As text: anywidget keeps widgets alive whose module is a path (anywidget issue 929, seen with 0.11).
+    _esm = _read("rows.js", "filter.js", "ticks.js", "parts.js", "rowlist.js", "side.js", "bar.js", "tree.js")
+    _css = _read("tree.css")
+
+    _payload = traitlets.Bytes().tag(sync=True)
+    _shape = traitlets.Int().tag(sync=True)
+    _ticked = traitlets.Dict().tag(sync=True)
+    _opened = traitlets.Dict().tag(sync=True)
+    _plan = traitlets.Dict().tag(sync=True)
+    _progress = traitlets.Dict().tag(sync=True)
+    _outcome = traitlets.Dict().tag(sync=True)
+    _devices = traitlets.List().tag(sync=True)
+    _sources = traitlets.List().tag(sync=True)
+    _twin = traitlets.Unicode().tag(sync=True)
+    _gone = traitlets.Unicode().tag(sync=True)
+
+    filter = traitlets.Unicode().tag(sync=True)
+    sort = traitlets.Enum(("model", "size"), "model").tag(sync=True)
+    columns = traitlets.List(traitlets.Enum(COLUMNS), list(COLUMNS)).tag(sync=True)
+    device = traitlets.Unicode("cpu").tag(sync=True)
+    source = traitlets.Enum(SOURCES, "auto").tag(sync=True)
+    rng = traitlets.Enum(("eager", "keyed", "device"), "eager").tag(sync=True)
+    dtype = traitlets.Unicode().tag(sync=True)
+    blocked = traitlets.Enum(("error", "skip"), "error").tag(sync=True)
+
+    selection = traitlets.List(traitlets.Unicode())
+    expanded = traitlets.List(traitlets.Unicode())
+    plan = traitlets.Any(None, allow_none=True)
+    report = traitlets.Any(None, allow_none=True)
+
+    def __init__(
+        self,
+        model: nn.Module | ModuleTree,
+        *,
+        source: str = "auto",
+        checkpoint: Any = None,
+        depth: int | None = None,
+        called: str = "model",
+    ) -> None:
+        seen = model if isinstance(model, ModuleTree) else tree(model, source=source, checkpoint=checkpoint)
+        seen.columns.called = called
+        self._guard = threading.RLock()
+        self._model = weakref.ref(seen.model)
+        self._tree = seen
+        self._print = watch.fingerprint(seen.model)
+        self._places = Places(seen.columns, seen.root)
+        # Whether a trait is set because the browser has said so, and need not be told again.
+        self._echo = False
+        self._acting = acting.Acting(self)
+        first = self._places.first_look(depth)
+        super().__init__(
+            _payload=payload(seen),
+            _shape=1,
+            _ticked={"shape": 1, "rows": []},
+            _opened={"shape": 1, "rows": ranges(first), "unfolded": []},
+            _sources=[
+                each for each in SOURCES if each != "checkpoint" or seen.columns.checkpoint is not None
+            ],
+            _devices=acting.choices(),
+            _twin=notebook.new_key(),
+            source=seen.columns.source,
+        )
+        self._follows = Latest("metaviz-follow")
+        self._asks = Latest("metaviz-details")
+        self.observe(self._choose_again, ["device", "source", "rng", "dtype", "blocked"])
+        self.on_msg(_answer)
+        notebook.live.add(self)
+        watch.listen(self.follow)
+
+    @property
+    def tree(self) -> ModuleTree:
+        """The :class:`metaviz.ModuleTree` that is shown."""
+        return self._tree
+
+    @property
+    def model(self) -> nn.Module:
+        """The model.
+
+        Raises:
+            UnknownPath: It is gone: a widget does not keep it alive.
+        """
+        return self._tree.model
+
+    def close(self) -> None:
+        """Take the widget away, in all cells, and free all that belongs to it. What it has begun is cancelled."""
+        if self.comm is not None:
+            self._acting.cancel()
+            self._follows.drop()
+            self._asks.drop()
+            watch.leave(self.follow)
+            notebook.live.discard(self)
+            self.layout.close()
+        super().close()
+
+    def publish(self, **facts: Any) -> None:
+        """Set traits from any thread, as one message."""
+        with self._guard, self.hold_sync():
+            for name, value in facts.items():
+                self.set_trait(name, value)
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Take what the browser says; ipywidgets calls it."""
+        # Threads of ours may be setting other traits.
+        with self._guard:
+            super().set_state(sync_data)
+
+    @traitlets.validate("selection")
+    def _known_selection(self, proposal: Any) -> list[str]:
+        return [self._places.path(row) for row in self._places.rows(proposal["value"])]
+
+    @traitlets.validate("expanded")
+    def _known_expanded(self, proposal: Any) -> list[str]:
+        if self._echo:
+            return proposal["value"]
+        return self._places.expanded(*self._places.opened(proposal["value"]))
+
+    @traitlets.validate("device")
+    def _known_device(self, proposal: Any) -> str:
+        value = proposal["value"]
+        return value if value == "auto" else str(devices.resolve(value))
+
+    @traitlets.validate("dtype")
+    def _known_dtype(self, proposal: Any) -> str:
+        return acting.check_dtype(proposal["value"])
+
+    @traitlets.observe("selection")
+    def _selected(self, change: Any) -> None:
+        if not self._echo:
+            rows = self._places.rows(change["new"])
+            self._ticked = {"shape": self._shape, "rows": rows}
+        self._acting.think()
+
+    @traitlets.observe("expanded")
+    def _expanded(self, change: Any) -> None:
+        if not self._echo and self._places is not None:
+            is_open, unfolded = self._places.opened(change["new"])
+            self._opened = {"shape": self._shape, "rows": ranges(is_open), "unfolded": ranges(unfolded)}
+
+    @traitlets.observe("_ticked")
+    def _ticked_there(self, change: Any) -> None:
+        if change["new"].get("shape") == self._shape:
+            rows = self._places.outermost(
+                row for row in change["new"]["rows"] if 0 <= row < len(self._places)
+            )
+            self._quietly(selection=[self._places.path(row) for row in rows])
+
+    @traitlets.observe("_opened")
+    def _opened_there(self, change: Any) -> None:
+        new = change["new"]
+        if new.get("shape") == self._shape:
+            is_open, unfolded = (unranged(new[key], len(self._places)) for key in ("rows", "unfolded"))
+            self._quietly(expanded=self._places.expanded(is_open, unfolded))
+
+    def _quietly(self, **traits: Any) -> None:
+        """Set traits that the browser knows of already."""
+        before, self._echo = self._echo, True
+        try:
+            for name, value in traits.items():
+                setattr(self, name, value)
+        finally:
+            self._echo = before
+
+    def _choose_again(self, change: Any) -> None:
+        if change["name"] == "source":
+            # The marks are those of the source that was chosen.
+            self._follows.submit(lambda: self._look(always=True))
+        if change["name"] == "device":
+            self._devices = acting.choices(self.device)
+        self._acting.think()
+
+    def follow(self) -> None:
+        """Look whether the model was changed, in a while, and show it as it is then."""
+        self._follows.submit(self._look)
+
+    def _look(self, always: bool = False) -> None:
+        model = self._model()
+        if model is None:
+            self.publish(_gone="The model is gone: nothing else holds it. Run the cell that makes it again.")
+            return
+        try:
+            seen_as = watch.fingerprint(model)
+            if always or seen_as != self._print:
+                self._show_anew(model, seen_as)
+        except Exception as error:
+            self.publish(_outcome=acting.failed(error))
+
+    def _show_anew(self, model: nn.Module, seen_as: int) -> None:
+        columns, path = self._tree.columns, self._tree.path
+        found = tree(model, source=self.source, checkpoint=columns.checkpoint)
+        found.columns.called = columns.called
+        if path and path not in found:
+            self.publish(_gone=f"The model has no {path!r} any more. Next: metaviz.show({columns.called})")
+            return
+        seen = found[path]
+        places, packed = Places(seen.columns, seen.root), payload(seen)
+        with self._guard:
+            same = (columns.names, columns.parents) == (seen.columns.names, seen.columns.parents)
+            selection = [path for path in self.selection if places.row(path) is not None]
+            opened = self._opened if same else self._carried(places)
+            self._tree, self._places, self._print = seen, places, seen_as
+            shape = self._shape + (not same)
+            rows = [row for path in selection if (row := places.row(path)) is not None]
+            with self.hold_sync():
+                self._shape, self._payload, self._gone = shape, packed, ""
+                if not same:
+                    self._ticked = {"shape": shape, "rows": places.outermost(rows)}
+                    self._opened = {**opened, "shape": shape}
+        self._acting.think()
+
+    def _carried(self, places: Places) -> dict[str, Any]:
+        """What is open, in the rows of another tree: what is not there any more is left out."""
+        there = [
+            path
+            for path in self.expanded
+            if places.row(path.removesuffix("*").removesuffix(".") if path.endswith("*") else path)
+            is not None
+        ]
+        is_open, unfolded = places.opened(there)
+        return {"rows": ranges(is_open), "unfolded": ranges(unfolded)}
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return notebook.bundle(super()._repr_mimebundle_(**options), self._tree)
+
+    def _ipython_display_(self) -> None:
+        notebook.put(self, super()._repr_mimebundle_(), self._tree)
+
+    def __repr__(self) -> str:
+        chosen = f", {len(self.selection):,} chosen" if self.selection else ""
+        return f"<TreeWidget of {self._tree.columns.called}: {len(self._places):,} rows{chosen}>"
+
+
+def _answer(widget: TreeWidget, message: Any, buffers: Any) -> None:
+    """Answer a wish of the browser, once, whatever happens."""
+    number, wish = message.get("id"), message.get("do")
+
+    def reply(**said: Any) -> None:
+        widget.send({"id": number, "ok": True, **said})
+
+    def fail(error: BaseException) -> None:
+        widget.send({"id": number, "ok": False, **acting.failed(error)})
+
+    try:
+        if wish == "ping":
+            reply()
+        elif wish == "cancel":
+            widget._acting.cancel()
+            reply()
+        elif wish == "look":
+            widget._follows.submit(lambda: widget._look(always=True))
+            reply()
+        elif wish == "details":
+            dropped = functools.partial(fail, MetavizError("A newer question took its place"))
+            widget._asks.submit(lambda: _tell(widget, message, reply, fail), dropped)
+        elif wish in ("materialize", "unload"):
+            widget._acting.begin(wish, message, reply, fail)
+        else:
+            fail(
+                MetavizError(f"The front end asks for {wish!r}, which this version of metaviz does not know.")
+            )
+    except Exception as error:
+        fail(error)
+
+
+def _tell(widget: TreeWidget, message: Any, reply: Any, fail: Any) -> None:
+    try:
+        with widget._guard:
+            seen, shape, start = widget._tree, widget._shape, widget._places.start
+        row = int(message["row"]) + start
+        if message.get("shape") != shape or not start <= row < widget._places.stop:
+            raise UnknownPath("The tree has changed in the meantime. Next: choose the row again")
+        reply(
+            row=message["row"],
+            shape=shape,
+            details=details(ModuleTree(seen.columns, row, seen._model), start),
+        )
+    except Exception as error:
+        fail(error)
