@@ -53,14 +53,12 @@ def _draw_match(match, how):
     return getattr(view, how)(match)
 
 
-def show(model, path="", **options):
-    from metaviz.widgets.shown import show
-
-    return show(model, path, **options)
-
-
 def __getattr__(name):
     # Widgets bring half of Jupyter along, and not every program that plans wants that.
+    if name == "show":
+        from metaviz.widgets.shown import show
+
+        return show
     if name == "TreeWidget":
         from metaviz.widgets.tree import TreeWidget
 

@@ -19,7 +19,7 @@ FOREIGN = {
     "errors": set(),
     "core": {"torch"},
     "views": set(),
-    "widgets": {"IPython", "anywidget", "ipywidgets", "traitlets"},
+    "widgets": {"IPython", "anywidget", "ipywidgets", "torch", "traitlets"},
     "magics": {"IPython", "ipywidgets", "torch", "traitlets"},
 }
 ONE_FILE_EACH = {

@@ -53,15 +53,16 @@ class Bar {
     this.skip.checked = get("blocked") === "skip";
     this._plan(get("_plan"), get("_progress").state === "running");
     this._progress(get("_progress"));
-    this._outcome(get("_outcome"));
+    this.outcomeIs(get("_outcome"));
   }
 
   /** @param {any} plan @param {boolean} running */
   _plan(plan, running) {
     const state = plan.state ?? "none", ready = state === "ready";
-    const words = { none: "Tick modules or tensors to see what giving them values would take.", thinking: plan.line ? `${plan.line} …` : "planning …",
-      ready: plan.line, failed: plan.text };
-    say(this.line, words[/** @type {keyof words} */ (state)] ?? "");
+    const lines = /** @type {Record<string, string>} */ ({
+      none: "Tick modules or tensors to see what giving them values would take.", thinking: plan.line ? `${plan.line} …` : "planning …", ready: plan.line, failed: plan.text,
+    });
+    say(this.line, lines[state] ?? "");
     this.line.className = `mv-plan-line mv-plan-${state}${ready && !plan.fits ? " mv-short" : ""}`;
     const blocked = ready ? plan.blocked : state === "failed" && plan.next ? [["Next", "", plan.next]] : [];
     this.blocked.replaceChildren(...blocked.map((/** @type {string[]} */ [path, reason, step]) => make("li", {},
@@ -88,8 +89,8 @@ class Bar {
     say(this.pace, progress.text ?? "");
   }
 
-  /** @param {any} outcome */
-  _outcome(outcome) {
+  /** Tell what was done, or what went wrong. @param {any} outcome */
+  outcomeIs(outcome) {
     const wanted = JSON.stringify(outcome);
     if (this.outcome.dataset.shown === wanted) return;
     this.outcome.dataset.shown = wanted;

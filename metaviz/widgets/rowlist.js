@@ -17,7 +17,7 @@ let lists = 0;
 /**
  * @typedef {{rows: Rows, shown: Shown, ticks: Ticks, wanted: string[], kept: Uint8Array | null, isOpen: (node: number) => boolean}} Scene
  * @typedef {{toggle(node: number): void, tick(node: number): void, choose(node: number): void, key(event: KeyboardEvent): boolean,
- *   hover(node: number, box: DOMRect | null): void, leave(): void, jump(row: number): void}} Acts
+ *   hover(node: number, box: DOMRect | null): void, jump(row: number): void}} Acts
  */
 
 class RowList {

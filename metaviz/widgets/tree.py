@@ -70,7 +70,10 @@ class TreeWidget(anywidget.AnyWidget):
     """
 
     # As text: anywidget keeps widgets alive whose module is a path (anywidget issue 929, seen with 0.11).
-    _esm = _read("rows.js", "filter.js", "ticks.js", "parts.js", "rowlist.js", "side.js", "bar.js", "tree.js")
+    _esm = _read(
+        *("rows.js", "filter.js", "ticks.js", "parts.js", "rowlist.js", "side.js", "bar.js", "tools.js"),
+        *("kernel.js", "keys.js", "tree.js"),
+    )
     _css = _read("tree.css")
 
     _payload = traitlets.Bytes().tag(sync=True)
