@@ -27,7 +27,7 @@ class Net(nn.Module):
         return x""",
     "build": "%%meta_build\ntorch.manual_seed(1)\nmodel = Net()\nmodel.layers[0].weight.shape",
     "tree": "%meta_tree model layers.1",
-    "bound": "t = %meta_tree model\nt.totals.numel",
+    "bound": "t = %meta_tree model\nt.tree.totals.numel",
     "plan": "%meta_materialize model layers.1 --dry-run",
     "some": "%meta_materialize model layers.1",
     "bar": "%config MetavizMagics.progress_after = 0\nr = %meta_materialize model layers.2 layers.3",

@@ -15,7 +15,7 @@ from metaviz.core.methods import lookup
 from metaviz.core.origin import origin_of
 from metaviz.core.paths import modules
 from metaviz.core.reasons import as_called, fact, step
-from metaviz.core.sources import SOURCES, Slot
+from metaviz.core.sources import SOURCES, Slot, Sources
 from metaviz.core.units import format_bytes, format_exact, plural
 from metaviz.core.verdict import Verdict, together
 from metaviz.errors import UnknownPath
@@ -70,11 +70,13 @@ class Explained(NamedTuple):
     snippets: tuple[Snippet, ...]
 
 
-def explain(tree: Any) -> Explained:
+def explain(tree: Any, asked: Sources | None = None, lightning: bool = True) -> Explained:
     """What is known about the root of a tree; of one whose model is gone, what the tree itself knows.
 
     Args:
         tree: The :class:`metaviz.ModuleTree` of a module or tensor.
+        asked: Who asks again and again keeps what :func:`metaviz.core.asking.sources_for` has found out.
+        lightning: Whether to say what Lightning would do, which is worked out for the whole model at first.
 
     Raises:
         UnknownPath: The model has no such module or tensor any more.
@@ -86,7 +88,7 @@ def explain(tree: Any) -> Explained:
     model = None if pointer or tally.real == tally.tensors else _model(tree)
     if model is None:
         return Explained(f"{about} {_why(columns, row)}", (), then, ())
-    asked = _Asked(model, columns, row)
+    asked = _Asked(model, columns, row, asked)
     if asked.is_done:
         return Explained(
             f"{about} It holds values by now: this tree shows it as it was before",
@@ -96,7 +98,9 @@ def explain(tree: Any) -> Explained:
         )
     what, first = columns.links.get(row, ("", row))
     path = columns.path(first if what == "tie" else row)
-    answers = (*asked.answers(), Answer("Lightning", tree.lightning.words(path)))
+    answers = tuple(asked.answers())
+    if lightning:
+        answers += (Answer("Lightning", tree.lightning.words(path)),)
     return Explained(about, answers, then, tuple(asked.snippets()))
 
 
@@ -110,9 +114,9 @@ def _model(tree: Any) -> nn.Module | None:
 class _Asked:
     """The tensors without values at and below a row, and what can be done for them."""
 
-    def __init__(self, model: nn.Module, columns: Columns, row: int) -> None:
+    def __init__(self, model: nn.Module, columns: Columns, row: int, known: Sources | None) -> None:
         self._model, self._columns, self._row = model, columns, row
-        self._sources = sources_for(model, columns)
+        self._sources = known or sources_for(model, columns)
         self._single = columns.forms[row].kind != "module"
         below = [tensor_at(model, columns, row)] if self._single else tensors_below(model, columns, row)
         self._below = [

@@ -8,6 +8,7 @@ from metaviz.core import reasons
 from metaviz.core.columns import Columns
 from metaviz.core.explain import Explained, explain
 from metaviz.core.fold import Branch
+from metaviz.core.sources import Sources
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_exact
 from metaviz.views.lines import clean, describe
@@ -17,20 +18,24 @@ _TENSORS = 40
 _PARTNERS = 20
 #: Of a larger part, asking each source about each tensor takes seconds.
 LARGE = 4000
+#: In a larger model, what Lightning would do takes seconds to find out.
+MANY = 20_000
 
 
-def details(tree: ModuleTree, start: int = 0) -> dict[str, Any]:
+def details(tree: ModuleTree, start: int = 0, asked: Sources | None = None) -> dict[str, Any]:
     """What is known of the root of a tree: what it is, its own tensors, each source's word, ties, code to paste.
 
     Args:
         tree: The part of a tree.
         start: The row that a front end calls 0.
+        asked: What the sources have said before, for whoever asks again and again.
 
     Raises:
         UnknownPath: The model has nothing there any more.
     """
     columns, row = tree.columns, tree.root
-    found = explain(tree) if len(tree) <= LARGE else _short(columns, row, tree)
+    quick = columns.prediction is not None or len(columns.names) <= MANY
+    found = explain(tree, asked, lightning=quick) if len(tree) <= LARGE else _short(columns, row, tree)
     code = [("Next", found.step)] if found.step else []
     return {
         "path": clean(tree.path, _LIMIT),

@@ -17,7 +17,8 @@ import traitlets
 from torch import nn
 
 from metaviz.core import devices, watch
-from metaviz.core.sources import SOURCES
+from metaviz.core.asking import sources_for
+from metaviz.core.sources import SOURCES, Sources
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.errors import MetavizError, UnknownPath
 from metaviz.views.details import details
@@ -117,6 +118,8 @@ class TreeWidget(anywidget.AnyWidget):
         self._model = weakref.ref(seen.model)
         self._tree = seen
         self._print = watch.fingerprint(seen.model)
+        # What the sources have said of the model as it is now; they are asked when somebody wants to know.
+        self._known: Sources | None = None
         self._places = Places(seen.columns, seen.root)
         # Whether a trait is set because the browser has said so, and need not be told again.
         self._echo = False
@@ -271,7 +274,7 @@ class TreeWidget(anywidget.AnyWidget):
             same = (columns.names, columns.parents) == (seen.columns.names, seen.columns.parents)
             selection = [path for path in self.selection if places.row(path) is not None]
             opened = self._opened if same else self._carried(places)
-            self._tree, self._places, self._print = seen, places, seen_as
+            self._tree, self._places, self._print, self._known = seen, places, seen_as, None
             shape = self._shape + (not same)
             rows = [row for path in selection if (row := places.row(path)) is not None]
             with self.hold_sync():
@@ -338,14 +341,13 @@ def _answer(widget: TreeWidget, message: Any, buffers: Any) -> None:
 def _tell(widget: TreeWidget, message: Any, reply: Any, fail: Any) -> None:
     try:
         with widget._guard:
-            seen, shape, start = widget._tree, widget._shape, widget._places.start
+            seen, shape, start, known = widget._tree, widget._shape, widget._places.start, widget._known
         row = int(message["row"]) + start
         if message.get("shape") != shape or not start <= row < widget._places.stop:
             raise UnknownPath("The tree has changed in the meantime. Next: choose the row again")
-        reply(
-            row=message["row"],
-            shape=shape,
-            details=details(ModuleTree(seen.columns, row, seen._model), start),
-        )
+        if known is None:
+            known = widget._known = sources_for(seen.model, seen.columns)
+        part = ModuleTree(seen.columns, row, seen._model)
+        reply(row=message["row"], shape=shape, details=details(part, start, known))
     except Exception as error:
         fail(error)
