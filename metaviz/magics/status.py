@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 MAGICS = (
     Line("%%meta_build", "Build models on the meta device, with a tape.", "%%meta_build\nmodel = Net()"),
-    Line("%meta_tree", "See what is where, and what can be given values.", "%meta_tree model layers.1"),
+    Line("%meta_tree", "See what is where; tick parts and give them values.", "%meta_tree model layers.1"),
     Line("", "Only what is wrong with a model, why, and what to do.", "%meta_tree model --blocked"),
     Line(
         "%meta_checkpoint",
