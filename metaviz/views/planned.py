@@ -12,6 +12,7 @@ from metaviz.views.lines import clean
 
 _BLOCKED = 3
 _REASON = 400
+_MANY = 30
 
 
 def plan_line(plan: Plan, modules: int, tensors: int) -> str:
@@ -29,6 +30,8 @@ def plan_line(plan: Plan, modules: int, tensors: int) -> str:
         return f"{chosen}: {_nothing(plan)}"
     where = ", ".join(str(device) for device in plan.devices)
     parts = [chosen, f"{format_bytes(plan.nbytes)} → {where}", _room(plan), _sources(plan)]
+    if plan.blocked:
+        parts.append(f"{len(plan.blocked):,} blocked")
     if plan.kept:
         parts.append(f"{len(plan.kept):,} real already")
     if plan.lazy:
@@ -86,7 +89,9 @@ def told(message: str) -> tuple[str, str]:
     return "\n".join(lines), step.strip()
 
 
-def call(verb: str, model: str, paths: Sequence[str], options: Mapping[str, Any]) -> str:
+def call(
+    verb: str, model: str, paths: Sequence[str], options: Mapping[str, Any], widget: str | None = None
+) -> str:
     """The call that a click equals: `metaviz.materialize(model, "layers.0", device="cuda:0")`.
 
     Args:
@@ -94,9 +99,12 @@ def call(verb: str, model: str, paths: Sequence[str], options: Mapping[str, Any]
         model: The model as the user calls it.
         paths: The chosen paths; the root alone is left out.
         options: Keyword arguments as code.
+        widget: What the user calls the widget, None if it has no name: a long list is then its selection.
     """
     given = [model]
-    if len(paths) == 1 and paths[0]:
+    if len(paths) > _MANY and widget is not None:
+        given.append(f"{widget}.selection")
+    elif len(paths) == 1 and paths[0]:
         given.append(quoted(paths[0]))
     elif len(paths) > 1:
         given.append(f"[{', '.join(map(quoted, paths))}]")

@@ -59,7 +59,7 @@ class Acting:
         except Exception as error:
             widget.publish(plan=None, _plan={"state": "failed", **failed(error)})
             return
-        modules = sum(map(widget._places.is_module, rows))
+        modules, name = sum(map(widget._places.is_module, rows)), notebook.called(widget)
         words = {
             "state": "ready",
             "line": plan_line(found, modules, len(rows) - modules),
@@ -69,8 +69,8 @@ class Acting:
             and (not found.blocked or options["blocked"] == "skip"),
             "fits": found.fits,
             "loads": bool(found.kept),
-            "call": call("materialize", self._called, paths, _code(options, widget)),
-            "unload": call("unload", self._called, paths, {}),
+            "call": call("materialize", self._called, paths, _code(options, widget), name),
+            "unload": call("unload", self._called, paths, {}, name),
         }
         # A newer choice has a plan of its own on the way.
         if rows == widget._ticked.get("rows"):
@@ -130,7 +130,8 @@ class Acting:
 
     def _work(self, verb: str, paths: list[str], options: dict[str, str], reply: Any, fail: Any) -> None:
         widget = self._widget
-        code = call(verb, self._called, paths, _code(options, widget) if verb == "materialize" else {})
+        given = _code(options, widget) if verb == "materialize" else {}
+        code = call(verb, self._called, paths, given, notebook.called(widget))
         widget.publish(
             _progress={"state": "running", "verb": verb, "text": "looking at the model …", "part": 0},
             _outcome={},

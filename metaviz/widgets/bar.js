@@ -5,10 +5,10 @@ const DTYPE_CHOICES = /** @type {[string, string][]} */ ([
   ["", "as it is"], ["bfloat16", "bfloat16"], ["float16", "float16"], ["float32", "float32"], ["float64", "float64"], ["checkpoint", "as stored"],
 ]);
 const RNG_CHOICES = /** @type {[string, string][]} */ ([
-  ["eager", "eager: as an ordinary build"], ["keyed", "keyed: same for any choice"], ["device", "device: its generator"],
+  ["eager", "eager: as in a build"], ["keyed", "keyed: per op"], ["device", "device: its own"],
 ]);
 const SOURCE_WORDS = /** @type {Record<string, string>} */ ({
-  auto: "auto: first that can", checkpoint: "checkpoint: stored values", replay: "replay: the tape", reset: "reset: init methods",
+  auto: "auto", checkpoint: "checkpoint", replay: "replay: the tape", reset: "reset: init methods",
 });
 
 class Bar {
@@ -18,8 +18,8 @@ class Bar {
     /** @param {string} name */
     const changed = (name) => (/** @type {string} */ value) => set(name, value);
     this.device = picker("Device", "Where the values shall be", [], changed("device"));
-    this.source = picker("Source", "Where the values come from", [], changed("source"));
-    this.rng = picker("Random", "How random numbers are drawn", RNG_CHOICES, changed("rng"));
+    this.source = picker("Source", "Where the values come from. auto: the first that can of checkpoint, replay and reset", [], changed("source"));
+    this.rng = picker("Random", "How random numbers are drawn. eager: the very ones of an ordinary build; keyed: each op has its own seed, the same for any choice; device: the device's generator", RNG_CHOICES, changed("rng"));
     this.dtype = picker("dtype", "Floating-point dtype to cast to", [], changed("dtype"));
     this.skip = make("input", { type: "checkbox" });
     this.skip.addEventListener("change", () => set("blocked", this.skip.checked ? "skip" : "error"));
