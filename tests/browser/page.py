@@ -1,7 +1,7 @@
-"""A notebook in JupyterLab as a user has it: open it, run cells, read and see what they show.
+"""A notebook in JupyterLab or Notebook 7 as a user has it: open it, run cells, read and see what they show.
 
 Reads go to the document model, not to the page, wherever the page is not what a test is about: the model
-is complete while JupyterLab still draws.
+is complete while the front end still draws.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ IDLE = f"""{NOTEBOOK}
     const kernel = doc && doc.context && doc.context.sessionContext.session?.kernel;
     const idle = kernel && kernel.connectionStatus === "connected" && kernel.status === "idle";"""
 
+# A count left from an earlier run would pass for one of this run, and a fresh kernel starts at 1 again.
+FORGET_COUNTS = """for (const cell of cells) if (cell.type === "code") cell.executionCount = null;"""
+
 
 def write_notebook(path: Path, cells: list[str]) -> None:
     """Write a notebook of ``cells``; one that starts with ``%%markdown`` becomes a text cell."""
@@ -52,21 +55,25 @@ class NotebookPage:
         console: What the page wrote to the browser's console.
         widget_errors: Uncaught errors that came through a widget's own module.
         outside_requests: Addresses off this machine that the page asked for; all were refused.
+        websocket_bytes: How much the server has sent over websockets; take the difference of two readings.
     """
 
     def __init__(self, page, server, path: str) -> None:
         self.page = page
         self._server = server
         self._path = path
+        self._address = ""
         self.console: list[str] = []
         self.widget_errors: list[str] = []
         self.outside_requests: list[str] = []
+        self.websocket_bytes = 0
         page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
         page.on("pageerror", self._note_error)
         page.on("request", self._note_request)
+        page.on("websocket", lambda socket: socket.on("framereceived", self._note_frame))
 
     def _note_error(self, error) -> None:
-        # anywidget imports a widget's module from a blob: address; JupyterLab has errors of its own.
+        # anywidget imports a widget's module from a blob: address; the front ends have errors of their own.
         stack = getattr(error, "stack", None) or str(error)
         if "blob:" in stack:
             self.widget_errors.append(stack)
@@ -76,21 +83,61 @@ class NotebookPage:
         if not request.url.startswith(here):
             self.outside_requests.append(request.url)
 
+    def _note_frame(self, frame: str | bytes) -> None:
+        self.websocket_bytes += len(frame.encode() if isinstance(frame, str) else frame)
+
     def open(self, workspace: str) -> NotebookPage:
         """Load JupyterLab with just this notebook, and wait for its kernel."""
         # A workspace of its own and ?reset: no tabs of an earlier test are restored.
-        address = f"{self._server.url}/lab/workspaces/{workspace}/tree/{self._path}"
-        self.page.goto(f"{address}?reset&token={self._server.token}", wait_until="domcontentloaded")
-        self.page.wait_for_function("() => window.jupyterapp?.restored")
-        self.page.evaluate("() => window.jupyterapp.restored.then(() => true)")
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
-        self.page.wait_for_function(f"() => {{ {IDLE} return Boolean(idle); }}")
+        self._address = f"{self._server.url}/lab/workspaces/{workspace}/tree/{self._path}"
+        return self._load(f"?reset&token={self._server.token}")
+
+    def open_in_notebook7(self) -> NotebookPage:
+        """Load Notebook 7 with this notebook, and wait for its kernel."""
+        self._address = f"{self._server.url}/notebooks/{self._path}"
+        return self._load(f"?token={self._server.token}")
+
+    def _load(self, query: str) -> NotebookPage:
+        self.page.goto(self._address + query, wait_until="domcontentloaded")
+        self._wait_until_ready()
         # The server keeps the theme that an earlier test has chosen.
         self.theme("JupyterLab Light")
         return self
 
+    def _wait_until_ready(self) -> None:
+        self.page.wait_for_function("() => window.jupyterapp?.restored")
+        self.page.evaluate("() => window.jupyterapp.restored.then(() => true)")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self._wait_until_idle()
+
+    def _wait_until_idle(self) -> None:
+        self.page.wait_for_function(f"() => {{ {IDLE} return Boolean(idle); }}")
+
+    def reload(self) -> None:
+        """Load the page anew as F5 does; the kernel lives on, what was not saved is lost."""
+        # A document with changes would stop the browser with a question.
+        self.page.evaluate(f"() => {{ {NOTEBOOK} doc.context.model.dirty = false; }}")
+        self.page.goto(self._address, wait_until="domcontentloaded")
+        self._wait_until_ready()
+
+    def restart_kernel(self) -> None:
+        """Restart the kernel without the dialog that asks for it; cells keep their outputs."""
+        self.page.evaluate(
+            f"""async () => {{ {NOTEBOOK}
+                const {{ sessionContext }} = doc.context;
+                await sessionContext.restartKernel();
+                // The old kernel's "idle" can still stand; only the new one answers this.
+                await sessionContext.session.kernel.requestKernelInfo();
+            }}"""
+        )
+        self._wait_until_idle()
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the window another size, in CSS pixels; it starts with 1280 by 900."""
+        self.page.set_viewport_size({"width": width, "height": height})
+
     def command(self, name: str, **arguments: object) -> None:
-        """Run one of JupyterLab's own commands and wait until it is done."""
+        """Run one of the front end's own commands and wait until it is done."""
         self.page.evaluate(
             "([name, args]) => window.jupyterapp.commands.execute(name, args).then(() => true)",
             [name, arguments],
@@ -98,7 +145,10 @@ class NotebookPage:
 
     def run_all(self, seconds: float = 120) -> None:
         """Run every cell and wait until each has run and the kernel is idle."""
-        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+        self.page.evaluate(
+            f"""() => {{ {NOTEBOOK} const {{ cells }} = doc.context.model; {FORGET_COUNTS}
+                window.jupyterapp.commands.execute("notebook:run-all-cells"); }}"""
+        )
         ran = "cell.type !== 'code' || !cell.sharedModel.getSource().trim() || cell.executionCount != null"
         self.page.wait_for_function(
             f"() => {{ {IDLE} return idle && [...doc.context.model.cells].every(cell => {ran}); }}",
@@ -107,16 +157,15 @@ class NotebookPage:
 
     def run_cell(self, index: int, seconds: float = 60) -> None:
         """Run one cell, again if it has run, and wait for the kernel's answer."""
-        count = f"(index) => {{ {CELL} return cell.executionCount; }}"
-        before = self.page.evaluate(count, index)
         self.page.evaluate(
-            f"(index) => {{ {NOTEBOOK} doc.content.activeCellIndex = index; doc.content.deselectAll(); }}",
+            f"""(index) => {{ {CELL} const cells = [cell]; {FORGET_COUNTS}
+                doc.content.activeCellIndex = index; doc.content.deselectAll(); }}""",
             index,
         )
         self.command("notebook:run-cell")
         self.page.wait_for_function(
-            f"([index, before]) => {{ {CELL} return ![null, before].includes(cell.executionCount); }}",
-            arg=[index, before],
+            f"(index) => {{ {CELL} return cell.executionCount !== null; }}",
+            arg=index,
             timeout=seconds * 1000,
         )
 

@@ -1,4 +1,7 @@
-"""A private JupyterLab server on loopback: a free port, a secret token, folders that vanish with it."""
+"""A private Jupyter server on loopback: a free port, a secret token, folders that vanish with it.
+
+The one process serves JupyterLab under ``/lab`` and, where it is installed, Notebook 7 under ``/notebooks``.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ SETTINGS = {
 OPTIONS = [
     "--no-browser",
     "--LabApp.expose_app_in_browser=True",  # gives the page window.jupyterapp
+    "--JupyterNotebookApp.expose_app_in_browser=True",  # the same in Notebook 7
     "--LabApp.news_url=",
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",  # the other one asks a package index
@@ -44,7 +48,7 @@ OPTIONS = [
 
 
 class LabServer:
-    """A running JupyterLab server; leave the ``with`` block to end it and its kernels.
+    """A running server for both front ends; leave the ``with`` block to end it and its kernels.
 
     Attributes:
         root: The folder that it serves.
