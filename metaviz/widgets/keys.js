@@ -22,8 +22,11 @@ class Keys {
       " ": () => view.tick(node), "*": () => view.openSiblings(node), Enter: () => view.openSide(), Escape: () => view.leave(),
       F3: () => view.step(event.shiftKey ? -1 : 1), "/": () => view.tools.box.focus(),
     };
-    if (keys[event.key]) keys[event.key]();
-    else if (event.key.length === 1) this._type(event.key, scene);
+    if (keys[event.key]) {
+      // Who has gone somewhere else begins a new word.
+      this.typed.text = "";
+      keys[event.key]();
+    } else if (event.key.length === 1) this._type(event.key, scene);
     else return false;
     if (!["Enter", "Escape", " ", "/"].includes(event.key)) view.moved();
     return true;

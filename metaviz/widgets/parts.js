@@ -15,6 +15,8 @@ function make(tag, facts = {}, ...children) {
     else if (name === "role" || name.includes("-")) element.setAttribute(name, value);
     else /** @type {any} */ (element)[name] = value;
   }
+  // Letters and Space are for what has the focus, not for the notebook around it; the mark has to be on it itself.
+  if (["button", "input", "select", "summary"].includes(tag) || "tabIndex" in facts) element.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const child of children) if (child) element.append(child);
   return element;
 }

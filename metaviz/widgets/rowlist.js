@@ -8,7 +8,7 @@ const NAMES = /** @type {Record<string, string>} */ ({
   amount: "shape / params", size: "size", share: "share", dtype: "dtype", device: "device", mark: "mark",
 });
 const WIDTHS = /** @type {Record<string, string>} */ ({
-  amount: "10em", size: "5.5em", share: "4.5em", dtype: "6.5em", device: "5em", mark: "6.5em",
+  amount: "10em", size: "5.5em", share: "4.5em", dtype: "6.5em", device: "5em", mark: "7.2em",
 });
 /** From which width on a column is shown, in pixels. */
 const ROOM = /** @type {Record<string, number>} */ ({ mark: 0, size: 400, amount: 560, dtype: 700, device: 780, share: 860 });
@@ -36,7 +36,7 @@ class RowList {
     this.pane = make("div", { class: "mv-pane", role: "presentation" });
     this.tall = make("div", { class: "mv-tall", role: "presentation" }, this.pane);
     this.scroller = make("div", {
-      class: "mv-scroll", role: "tree", tabIndex: 0, "aria-label": "Module tree", "data-lm-suppress-shortcuts": "true",
+      class: "mv-scroll", role: "tree", tabIndex: 0, "aria-label": "Module tree",
     }, this.tall);
     this.element = make("div", { class: "mv-list" }, this.head, this.scroller);
     this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });

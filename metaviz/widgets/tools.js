@@ -84,7 +84,7 @@ class Tools {
     if (this.menu.dataset.shown === chosen.join()) return;
     this.menu.dataset.shown = chosen.join();
     this.menu.replaceChildren(...names.map((name) => {
-      const box = make("input", { type: "checkbox", checked: chosen.includes(name), "data-lm-suppress-shortcuts": "true" });
+      const box = make("input", { type: "checkbox", checked: chosen.includes(name) });
       box.addEventListener("change", () => {
         const now = new Set(this.acts.get("columns"));
         if (box.checked) now.add(name);

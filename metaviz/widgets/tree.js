@@ -44,8 +44,6 @@ class TreeView {
   }
 
   _attach() {
-    // Letters and Space are for what has the focus, not for the notebook around it.
-    for (const each of this.root.querySelectorAll("select, button, input, summary, [tabindex]")) each.setAttribute("data-lm-suppress-shortcuts", "true");
     this.root.addEventListener("keydown", (event) => event.stopPropagation());
     this.el.append(this.root);
     const sizes = new ResizeObserver(this.guarded(() => this.sized()));
