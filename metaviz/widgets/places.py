@@ -101,10 +101,15 @@ class Places:
             yield row - self.start
             row = self.columns.parents[row]
 
-    def siblings(self, row: int) -> list[int]:
-        """All rows right below what is right above a row."""
-        parent = self.columns.parents[row + self.start]
-        return [child - self.start for child in self.columns.children(parent)] if parent >= 0 else [row]
+    def repeated(self, row: int) -> set[int]:
+        """The rows right below a row that are shown as parts of runs."""
+        found = set()
+        for run in runs(self.columns, row + self.start):
+            each = run.row
+            for _ in range(run.count if run.count > 1 else 0):
+                found.add(each - self.start)
+                each = self.columns.ends[each]
+        return found
 
     def opened(self, paths: Iterable[str]) -> tuple[list[int], list[int]]:
         """The rows that are open, and those that stand outside of their runs, for a list of `expanded`.
@@ -114,6 +119,7 @@ class Places:
         """
         is_open: set[int] = set()
         unfolded: set[int] = set()
+        repeated: dict[int, set[int]] = {}
         for path in paths:
             if path == "*" or path.endswith(".*"):
                 (row,) = self.rows(path.removesuffix("*").removesuffix("."))
@@ -121,10 +127,15 @@ class Places:
                 is_open.update((row, *self.above(row)))
                 continue
             for row in self.rows(path):
-                for each in (row, *self.above(row)):
-                    if each not in is_open:
-                        is_open.add(each)
-                        unfolded.update(self.siblings(each))
+                is_open.add(row)
+                for above in self.above(row):
+                    if above not in repeated:
+                        is_open.add(above)
+                        repeated[above] = self.repeated(above)
+                    # To be seen, it has to stand outside of the run that it is in.
+                    if row in repeated[above] and row not in unfolded:
+                        unfolded.update(repeated[above])
+                    row = above
         return sorted(is_open), sorted(unfolded)
 
     def expanded(self, is_open: Iterable[int], unfolded: Iterable[int]) -> list[str]:

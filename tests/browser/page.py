@@ -155,14 +155,18 @@ class NotebookPage:
             timeout=seconds * 1000,
         )
 
-    def run_cell(self, index: int, seconds: float = 60) -> None:
-        """Run one cell, again if it has run, and wait for the kernel's answer."""
+    def start_cell(self, index: int) -> None:
+        """Begin to run one cell, again if it has run, and wait for nothing."""
         self.page.evaluate(
             f"""(index) => {{ {CELL} const cells = [cell]; {FORGET_COUNTS}
-                doc.content.activeCellIndex = index; doc.content.deselectAll(); }}""",
+                doc.content.activeCellIndex = index; doc.content.deselectAll();
+                window.jupyterapp.commands.execute("notebook:run-cell"); }}""",
             index,
         )
-        self.command("notebook:run-cell")
+
+    def run_cell(self, index: int, seconds: float = 60) -> None:
+        """Run one cell, again if it has run, and wait for the kernel's answer."""
+        self.start_cell(index)
         self.page.wait_for_function(
             f"(index) => {{ {CELL} return cell.executionCount !== null; }}",
             arg=index,
