@@ -4,9 +4,14 @@ from metaviz.core.apply import Report, materialize, unload
 from metaviz.core.around import findings
 from metaviz.core.checkpoint import Checkpoint, checkpoint
 from metaviz.core.finding import Finding
+from metaviz.core.layout import MeshLayout
 from metaviz.core.match import Match, match
+from metaviz.core.meshes import mesh
+from metaviz.core.placed import sharding
 from metaviz.core.plan import Plan, plan
 from metaviz.core.record import build, recording
+from metaviz.core.sharding import Sharding
+from metaviz.core.simulation import Simulation
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.core.verdict import Verdict
 from metaviz.errors import MetavizError
@@ -16,10 +21,14 @@ __all__ = [
     "Checkpoint",
     "Finding",
     "Match",
+    "MeshLayout",
+    "MeshWidget",
     "MetavizError",
     "ModuleTree",
     "Plan",
     "Report",
+    "Sharding",
+    "Simulation",
     "TreeWidget",
     "Verdict",
     "build",
@@ -27,8 +36,10 @@ __all__ = [
     "findings",
     "match",
     "materialize",
+    "mesh",
     "plan",
     "recording",
+    "sharding",
     "show",
     "tree",
     "unload",
@@ -63,10 +74,22 @@ def __getattr__(name):
         from metaviz.widgets.tree import TreeWidget
 
         return TreeWidget
+    if name == "MeshWidget":
+        from metaviz.widgets.mesh import MeshWidget
+
+        return MeshWidget
     raise AttributeError(f"module 'metaviz' has no attribute {name!r}")
 
 
+def _draw_mesh(thing, how, **options):
+    from metaviz.views import mesh as view
+
+    return view.draw(thing, how, **options)
+
+
 # Core does not know its views.
+MeshLayout.drawn = staticmethod(_draw_mesh)
+Sharding.drawn = staticmethod(_draw_mesh)
 ModuleTree.drawn = staticmethod(_draw)
 Checkpoint.drawn = staticmethod(_draw_checkpoint)
 Match.drawn = staticmethod(_draw_match)

@@ -51,3 +51,7 @@ class StalePlan(MetavizError):
 
 class WouldLoseValues(MetavizError):
     """Unloading would throw away values that cannot be had again."""
+
+
+class BadMesh(MetavizError):
+    """A description of a device mesh that means nothing, or a question about an axis or rank that it does not have."""

@@ -530,6 +530,7 @@ def test_unload_leaves_nothing_behind(shell):
         "meta_build",
         "meta_checkpoint",
         "meta_materialize",
+        "meta_mesh",
         "meta_tree",
         "meta_unload",
         "metaviz",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -205,6 +206,31 @@ class MetavizMagics(Magics):
     @no_var_expand
     @line_magic
     @magic_arguments()
+    @argument(
+        "what",
+        nargs="?",
+        help="A name of a mesh or of what has one (strategy, trainer, model), or a plan: dp=2,tp=4. Looks if left out.",
+    )
+    @argument(
+        "--ranks-per-host", type=int, metavar="N", help="How many ranks a host has; torch does not know."
+    )
+    @argument("--rank", type=int, metavar="R", help="Of a plan: whose eyes to see it with.")
+    @argument("--static", action="store_true", help="A picture that needs no kernel, not a widget.")
+    def meta_mesh(self, line: str) -> metaviz.MeshWidget | metaviz.MeshLayout:
+        """See a device mesh: one that is there, one that is awaited, or a plan. Nothing is started.
+
+        A mesh that is awaited shows by itself after the cell that makes it.
+        """
+        options = arguments.read(self.meta_mesh, line)
+        with arguments.one_line_errors("model"):
+            what = names.thing(self.shell.user_ns, options.what)
+            asked = {"ranks_per_host": options.ranks_per_host, "namespace": self.shell.user_ns}
+            found = metaviz.mesh(what, rank=options.rank, **asked)
+            return metaviz.show(found, static=options.static)
+
+    @no_var_expand
+    @line_magic
+    @magic_arguments()
     @argument("topic", nargs="?", choices=("help",), help="help: what the magics are for, with examples.")
     def metaviz(self, line: str) -> status.Page:
         """See this session: versions, devices, models and where they are. Nothing is started."""
@@ -242,6 +268,8 @@ def unload(shell: Any) -> None:
             del table[name]
     provenance.called = str
     _forget(shell.configurables)
+    if "metaviz.widgets.notebook" in sys.modules:
+        sys.modules["metaviz.widgets.notebook"].unhook()
     with contextlib.suppress(ValueError):
         shell.Completer.custom_matchers.remove(magics.matcher)
 

@@ -78,6 +78,22 @@ def resolve(namespace: Mapping[str, Any], dotted: str) -> nn.Module:
     return thing
 
 
+def thing(namespace: Mapping[str, Any], said: str | None) -> Any:
+    """What a name is bound to, ``trainer.strategy`` too, by lookup alone; a plan such as ``dp=2,tp=4`` as it is.
+
+    Raises:
+        UsageError: Nothing is called so.
+    """
+    if said is None or "=" in said:
+        return said
+    found = namespace.get(said.partition(".")[0], _MISSING)
+    for part in said.split(".")[1:]:
+        found = look(found, part)
+    if found is _MISSING:
+        raise UsageError(f"There is no {said!r} here. Bind it first, or give a plan: %meta_mesh dp=2,tp=4")
+    return found
+
+
 def checkpoint(namespace: Mapping[str, Any], options: argparse.Namespace) -> metaviz.Checkpoint | None:
     """The checkpoint that the options of a magic mean; None if they mean none.
 

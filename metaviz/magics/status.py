@@ -58,6 +58,11 @@ MAGICS = (
         "%meta_materialize model layers.1 --checkpoint model.safetensors",
     ),
     Line("%meta_unload", "Take parts back to meta and free their memory.", "%meta_unload model layers.1"),
+    Line(
+        "%meta_mesh",
+        "See a device mesh: one that is there, one that is awaited, or a plan.",
+        "%meta_mesh dp=2,tp=4",
+    ),
     Line("%metaviz", "See versions, devices, and the models of this session.", "%metaviz"),
     Line("", "A question mark lists what a magic takes.", "%meta_materialize?"),
 )

@@ -10,8 +10,6 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
-from metaviz.core.tree import ModuleTree
-
 #: The widgets that are not closed.
 live: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -20,7 +18,7 @@ _cells: weakref.WeakKeyDictionary[Any, tuple[str, Any]] = weakref.WeakKeyDiction
 _hooked: list[weakref.ref[Any]] = []
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-_NO_KERNEL = "The tree that can be clicked needs a running kernel: run this cell again."
+_NO_KERNEL = "What can be clicked needs a running kernel: run this cell again."
 
 
 def has_front_end() -> bool:
@@ -42,15 +40,20 @@ def called(thing: Any) -> str | None:
     )
 
 
-def bundle(made: Any, tree: ModuleTree) -> Any:
+def names() -> dict[str, Any]:
+    """What the user's names are bound to."""
+    return dict(getattr(get_ipython(), "user_ns", {}))
+
+
+def bundle(made: Any, shown: Any) -> Any:
     """What a widget shows, with a picture for all who show no widgets."""
     data = made[0] if isinstance(made, tuple) else made
-    static = {"text/plain": repr(tree), "text/html": tree.html()}
+    static = {"text/plain": repr(shown), "text/html": shown._repr_html_()}
     data = {**(data or {}), **static}
     return (data, *made[1:]) if isinstance(made, tuple) else data
 
 
-def put(widget: Any, made: Any, tree: ModuleTree) -> None:
+def put(widget: Any, made: Any, shown: Any) -> None:
     """Show a widget in the cell that runs, below a static twin that hides while the widget lives.
 
     JupyterLab shows an error for a saved widget without its state, even where there is HTML in the same output; the
@@ -62,7 +65,7 @@ def put(widget: Any, made: Any, tree: ModuleTree) -> None:
     data["text/plain"] = _NO_KERNEL
     data.pop("text/html", None)
     publish_display_data(
-        {"text/html": f'<div id="{widget._twin}">{tree.html()}</div>', "text/plain": repr(tree)}
+        {"text/html": f'<div id="{widget._twin}">{shown._repr_html_()}</div>', "text/plain": repr(shown)}
     )
     publish_display_data(data, metadata=made[1] if isinstance(made, tuple) else {})
     hook()

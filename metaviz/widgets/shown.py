@@ -1,4 +1,4 @@
-"""`show`: a model as what the place it is shown in can show."""
+"""`show`: a model or a mesh as what the place it is shown in can show."""
 
 from __future__ import annotations
 
@@ -6,47 +6,54 @@ from typing import Any
 
 from torch import nn
 
+from metaviz.core.layout import MeshLayout
+from metaviz.core.meshes import mesh
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.widgets import notebook
+from metaviz.widgets.mesh import MeshWidget
 from metaviz.widgets.tree import TreeWidget
 
 
 def show(
-    model: nn.Module | ModuleTree,
+    thing: nn.Module | ModuleTree | Any,
     path: str = "",
     *,
     source: str = "auto",
     checkpoint: Any = None,
     depth: int | None = None,
     static: bool = False,
-) -> TreeWidget | ModuleTree:
-    """A model to look at and act on: a widget in a notebook, text in a terminal.
+) -> TreeWidget | ModuleTree | MeshWidget | MeshLayout:
+    """A model or a mesh to look at and act on: a widget in a notebook, text in a terminal.
 
     Without a kernel, with ``static=True``, or with ``METAVIZ_STATIC=1`` in the environment it is the
-    :class:`metaviz.ModuleTree`, which shows itself as text or as HTML without scripts.
+    :class:`metaviz.ModuleTree` or :class:`metaviz.MeshLayout`, which shows itself as text or as HTML without scripts.
 
     Args:
-        model: A model, or a tree of one.
-        path: The module or tensor to start from.
-        source: Whose marks to show, as for :func:`metaviz.tree`.
-        checkpoint: Where values can be read from, as for :func:`metaviz.materialize`.
-        depth: How many levels to open; as many as there is room for if None.
+        thing: A model, or a tree of one; or a mesh, and whatever :func:`metaviz.mesh` finds one in.
+        path: Of a model: the module or tensor to start from.
+        source: Of a model: whose marks to show, as for :func:`metaviz.tree`.
+        checkpoint: Of a model: where values can be read from, as for :func:`metaviz.materialize`.
+        depth: Of a model: how many levels to open; as many as there is room for if None.
         static: Whether to show a picture instead of a widget.
 
     Raises:
-        TypeError: ``model`` is neither.
         UnknownPath: There is no such module or tensor.
         BadCheckpoint: The checkpoint cannot be read.
         CheckpointMismatch: Nothing in the checkpoint fits the model.
+        BadMesh: It is no model and has no mesh.
 
     Example:
         >>> widget = metaviz.show(torch.nn.Linear(2, 3, device="meta"))
     """
-    seen = model if isinstance(model, ModuleTree) else tree(model, source=source, checkpoint=checkpoint)
-    if not isinstance(model, ModuleTree):
-        seen.columns.called = notebook.called(model) or "model"
+    drawn = not static and notebook.has_front_end()
+    if not isinstance(thing, ModuleTree) and not issubclass(type(thing), nn.Module):
+        layout = thing if isinstance(thing, MeshLayout) else mesh(thing, namespace=notebook.names())
+        if not drawn:
+            return layout
+        return MeshWidget(layout if isinstance(layout, MeshLayout) else None, namespace=notebook.names)
+    seen = thing if isinstance(thing, ModuleTree) else tree(thing, source=source, checkpoint=checkpoint)
+    if not isinstance(thing, ModuleTree):
+        seen.columns.called = notebook.called(thing) or "model"
     if path:
         seen = seen[path]
-    if static or not notebook.has_front_end():
-        return seen
-    return TreeWidget(seen, depth=depth, called=seen.columns.called)
+    return TreeWidget(seen, depth=depth, called=seen.columns.called) if drawn else seen

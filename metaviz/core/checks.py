@@ -1,0 +1,108 @@
+"""What is wrong, or unwise, about a planned mesh, in words, before anything is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from metaviz.core.layout import MeshLayout
+
+# What people and libraries call the axis of tensor parallelism.
+TENSOR_AXES = ("tp", "tensor_parallel", "tensor", "model")
+# What transformers' configurations call what tensor parallelism divides. Source: transformers 5.24, configuration files
+# of Llama, GPT-2 and T5.
+_DIVIDED = {
+    "attention heads": ("num_attention_heads", "n_head", "num_heads"),
+    "key-value heads": ("num_key_value_heads",),
+    "hidden features of the MLP": ("intermediate_size", "n_inner", "d_ff"),
+}
+
+
+def notes(layout: MeshLayout, model: Any = None) -> Iterator[str]:
+    """Sentences on a planned mesh.
+
+    Args:
+        layout: The plan.
+        model: A model that shall run on it.
+    """
+    yield from _of_world(layout)
+    yield from _of_hosts(layout)
+    yield from _of_devices(layout)
+    if model is not None:
+        yield from _of_model(layout, model)
+
+
+def _of_world(layout: MeshLayout) -> Iterator[str]:
+    if layout.world is not None and layout.size < layout.world:
+        idle = (
+            f"{layout.world - layout.size:,} of {layout.world:,} ranks are not on the mesh, and would idle."
+        )
+        yield f"{idle}{nearest(dict(zip(layout.names, layout.shape, strict=True)), layout.world)}"
+
+
+def nearest(sizes: Mapping[str, int], world: int) -> str:
+    """Which size of one axis makes a mesh that has just the ranks of a world: `" dp=4 would use all of 8."`."""
+    size = math.prod(sizes.values())
+    fits = [
+        f"{name}={world // (size // each)}" for name, each in sizes.items() if world % (size // each) == 0
+    ]
+    return f" {' or '.join(fits)} would use all of {world:,}." if fits else ""
+
+
+def _of_hosts(layout: MeshLayout) -> Iterator[str]:
+    hosts = layout.ranks_per_host
+    for axis in layout.axes:
+        crossing = layout.crossing(axis.name)
+        if axis.name not in TENSOR_AXES or not crossing:
+            continue
+        groups = f"{crossing:,} of {layout.size // axis.size:,} groups"
+        why = "tensor parallelism talks in every layer, and wants one host"
+        if axis.size > hosts:
+            yield f"{axis.name}={axis.size} is more than the {hosts} ranks of a host, so {groups} cross hosts: {why}."
+        else:
+            yield f"{axis.name}={axis.size} crosses hosts of {hosts} ranks in {groups}: {why}. Make it the last axis."
+    if hosts and layout.size % hosts:
+        yield f"{layout.size:,} ranks do not fill hosts of {hosts}: the last one has {layout.size % hosts}."
+
+
+def _of_devices(layout: MeshLayout) -> Iterator[str]:
+    # Counting them creates no context.
+    count = torch.accelerator.device_count() if hasattr(torch, "accelerator") else 0
+    found = torch.accelerator.current_accelerator() if count else None
+    if found is not None and found.type == layout.device_type and layout.size > count:
+        machines = -(-layout.size // count)
+        here = f"{layout.size:,} ranks, and {count} {found.type} devices here"
+        yield f"{here}: it takes {machines:,} machines like this one."
+
+
+def _of_model(layout: MeshLayout, model: Any) -> Iterator[str]:
+    tensor = next((axis for axis in layout.axes if axis.name in TENSOR_AXES and axis.size > 1), None)
+    if tensor is None:
+        return
+    for what, count in _counts(model):
+        if count % tensor.size:
+            fit = [size for size in range(1, count + 1) if count % size == 0 and size <= 2 * tensor.size]
+            yield (
+                f"{count:,} {what} cannot be divided among {tensor.name}={tensor.size}: "
+                f"{tensor.name} can be {', '.join(map(str, fit))}."
+            )
+
+
+def _counts(model: Any) -> Iterator[tuple[str, int]]:
+    config = getattr(model, "config", None)
+    known: set[str] = set()
+    for what, names in _DIVIDED.items():
+        count = next(
+            (getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None
+        )
+        if count:
+            known.add(what)
+            yield what, count
+    if "attention heads" not in known and hasattr(model, "modules"):
+        for module in model.modules():
+            if isinstance(module, torch.nn.MultiheadAttention):
+                yield "attention heads", module.num_heads
+                return

@@ -1,0 +1,83 @@
+"""Simulated meshes: torch's own DeviceMesh for thousands of ranks in one process, under the fake backend."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from metaviz.core.devicemesh import read
+from metaviz.core.layout import MeshLayout
+from metaviz.core.world import simulated
+from metaviz.errors import BadMesh
+
+
+class Simulation:
+    """A mesh under the fake backend: `device_mesh` shards real modules, nothing is sent, values are not to be trusted.
+
+    Close it, or use it as a context manager, before a process group of your own: a process has one at most.
+
+    Args:
+        layout: The plan. Its rank is the one that this process plays.
+
+    Attributes:
+        device_mesh: The DeviceMesh.
+        layout: What it looks like now; `"stale"` once it is closed.
+
+    Raises:
+        BadMesh: There is a process group already, or the plan leaves ranks out of order.
+
+    Example:
+        >>> with metaviz.mesh("dp=2,tp=4", simulate=True) as world:
+        ...     world.device_mesh["tp"].size()
+        4
+    """
+
+    def __init__(self, layout: MeshLayout) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if layout.device_type not in ("cpu", "cuda"):
+            raise BadMesh(f"A mesh is simulated on 'cpu' or 'cuda', not on {layout.device_type!r}.")
+        self._hosts = layout.ranks_per_host
+        self._stack = contextlib.ExitStack()
+        rank = layout.rank if layout.rank is not None else layout.ranks[0]
+        self._stack.enter_context(simulated(layout.world or max(layout.ranks) + 1, rank))
+        try:
+            # No mode of the caller's shall make these numbers meta or fake.
+            with torch.device("cpu"):
+                ranks = torch.tensor(layout.ranks).reshape(layout.shape)
+            self.device_mesh: Any = DeviceMesh(layout.device_type, ranks, mesh_dim_names=layout.names)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def layout(self) -> MeshLayout:
+        """What it looks like now."""
+        return read(self.device_mesh, self._hosts)
+
+    def close(self) -> None:
+        """End the simulated job. Meshes and tensors that were made in it are stale from then on."""
+        self._stack.close()
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __str__(self) -> str:
+        return str(self.layout)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        return self.layout._repr_html_()
+
+    def _repr_svg_(self) -> str | None:
+        return self.layout._repr_svg_()
