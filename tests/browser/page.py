@@ -212,6 +212,10 @@ class NotebookPage:
         self.command("docmanager:save")
         return json.loads((self._server.root / self._path).read_text())
 
+    def replace_file(self, notebook: dict) -> None:
+        """Put another file in the place of the one that was saved, as who downloads one; see it with ``reload()``."""
+        (self._server.root / self._path).write_text(json.dumps(notebook))
+
     def shot(self, path: Path) -> None:
         """Take a picture of what the window shows."""
         self.page.screenshot(path=path)

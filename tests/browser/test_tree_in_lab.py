@@ -1,4 +1,4 @@
-"""The tree in a real JupyterLab: it opens by click, follows the theme, and names from a model stay text."""
+"""The static tree in a real JupyterLab: it opens by click, follows the theme, and names from a model stay text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Net(nn.Module):
         self.add_module("<img src=x onerror=alert(1)>", nn.Linear(3, 3))
 model = Net()""",
     "%meta_materialize model layers.3",
-    "%meta_tree model",
+    "%meta_tree model --static",
 ]
 
 

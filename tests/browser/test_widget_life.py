@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from browser.treepage import TreeOnPage
 
@@ -101,6 +103,7 @@ def test_work_goes_on_beside_cells_and_is_cancelled_without_a_trace(lab, shots):
     assert notebook.widget_errors == notebook.outside_requests == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subshells", [True, False])
 def test_a_click_while_a_cell_runs_is_done_during_it_or_after_it(lab, subshells):
     notebook = lab(
@@ -128,6 +131,7 @@ def test_a_click_while_a_cell_runs_is_done_during_it_or_after_it(lab, subshells)
     assert notebook.widget_errors == []
 
 
+@pytest.mark.slow
 def test_a_restarted_kernel_is_told_of_in_the_cell_and_a_reload_shows_the_static_tree(lab, shots):
     notebook = lab([SETUP, BUILD, SHOW])
     notebook.run_all()
@@ -146,6 +150,7 @@ def test_a_restarted_kernel_is_told_of_in_the_cell_and_a_reload_shows_the_static
     assert notebook.widget_errors == notebook.outside_requests == []
 
 
+@pytest.mark.slow
 def test_a_reload_beside_a_living_kernel_shows_the_widget_again(lab):
     notebook = lab([SETUP, BUILD, SHOW, "print(w.selection)"])
     notebook.run_all()
@@ -158,6 +163,7 @@ def test_a_reload_beside_a_living_kernel_shows_the_widget_again(lab):
     assert notebook.widget_errors == notebook.outside_requests == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_run_again_closes_what_it_has_shown_before(lab):
     living = """import ipywidgets.widgets.widget as held
 print(len(held._instances), sorted({thread.name for thread in threading.enumerate() if "metaviz" in thread.name}))"""
@@ -170,3 +176,29 @@ print(len(held._instances), sorted({thread.name for thread in threading.enumerat
     assert once == "2 []\n"
     assert TreeOnPage(notebook).labels()[0] == "Net"
     assert notebook.page.locator(".mv-widget").count() == 1
+
+
+@pytest.mark.slow
+def test_a_reopened_notebook_shows_the_static_tree_whether_trusted_or_not(lab, lab_server, needs, shots):
+    notebook = lab([SETUP, BUILD, SHOW])
+    notebook.run_all()
+    TreeOnPage(notebook)
+    saved = notebook.save()
+    trusted = "() => window.jupyterapp.shell.currentWidget.context.model.cells.get(2).trusted"
+    static = notebook.page.locator(".mv-tree")
+    for trust in (True, False):
+        if not trust:
+            # Another text than the one that was signed when it was saved.
+            notebook.replace_file(saved | {"metadata": saved["metadata"] | {"title": "from elsewhere"}})
+        lab_server.shut_down_kernels()
+        notebook.reload()
+        static.get_by_text("layers.0 … 3", exact=True).wait_for()
+        assert notebook.page.evaluate(trusted) is trust
+        assert static.get_by_text("1,139 parameters, 4.45 KiB", exact=True).is_visible()
+        assert notebook.page.locator(".mv-widget").count() == 0
+        notebook.shot(shots / f"widget-reopened-{'trusted' if trust else 'untrusted'}.png")
+    exporter = needs("nbconvert").HTMLExporter()
+    page, _ = exporter.from_notebook_node(needs("nbformat").reads(json.dumps(saved), as_version=4))
+    notebook.page.set_content(page, wait_until="domcontentloaded")
+    assert static.get_by_text("layers.0 … 3", exact=True).is_visible()
+    notebook.shot(shots / "widget-nbconvert.png")
