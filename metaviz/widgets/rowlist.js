@@ -153,7 +153,10 @@ class RowElement {
       if (!this.box.contains(/** @type {Node} */ (event.target))) list.acts.toggle(this.node);
     });
     this.element.addEventListener("pointermove", (event) => {
-      if (event.pointerType === "mouse") list.acts.hover(this.node, this.element.getBoundingClientRect());
+      if (event.pointerType !== "mouse") return;
+      // Who is about to tick wants to see the rows, and not a card over them.
+      const ticks = this.box.contains(/** @type {Node} */ (event.target));
+      list.acts.hover(ticks ? -1 : this.node, ticks ? null : this.element.getBoundingClientRect());
     });
   }
 
