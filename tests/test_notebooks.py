@@ -141,6 +141,25 @@ def test_the_third_notebook_loads_real_weights(run):
     assert "It has the shape (384, 1536) in model.safetensors, and (384, 2048) is wanted." in refused
 
 
+@only_in("04_device_mesh")
+def test_the_fourth_notebook_waits_plans_and_simulates(run, needs):
+    needs("lightning")
+    early = "Accessing the device mesh before processes have initialized is not allowed."
+    assert said(cell_with(run, "strategy.device_mesh")) == f"RuntimeError: {early}\n"
+    awaited = said(cell_with(run, "%meta_mesh strategy"))
+    assert awaited.startswith("… waiting  data_parallel=1 × tensor_parallel=1") and early in awaited
+    assert "No process group yet" in said(cell_with(run, "del strategy"))
+    assert said(cell_with(run, "init_device_mesh")).startswith("● ready  dp=1 × tp=1, 1 rank, cpu")
+    assert said(cell_with(run, "destroy_process_group")).startswith("✗ stale  dp=1 × tp=1")
+    assert "that of this process: 20, 21, 22, 23; within hosts" in said(cell_with(run, "%meta_mesh pp=2"))
+    assert "8 key-value heads cannot be divided among tp=16" in said(cell_with(run, "num_key_value_heads"))
+    assert "multiplied should equal the world size (2)" in said(cell_with(run, "metaviz.mesh(wrong)"))
+    assert "3.62 GiB of parameters and buffers in all" in said(cell_with(run, '"**.q_proj"'))
+    column_wise = said(cell_with(run, "simulate=True"))
+    assert re.search(r"^  1 +\[6:9, 0:16\] +\(3, 16\) +192 B$", column_wise, re.MULTILINE)
+    assert re.search(r"^  5 +\[8:16, 6:12\] +\(8, 6\)", said(cell_with(run, "down")), re.MULTILINE)
+
+
 def test_the_saved_outputs_are_those_of_a_run_and_name_no_machine(saved):
     for cell in code(saved):
         assert cell.execution_count is not None, cell.source

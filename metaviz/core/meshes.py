@@ -18,6 +18,7 @@ from metaviz.core.spec import planned
 from metaviz.core.world import world as known_world
 from metaviz.errors import BadMesh
 
+_ORDER = ("ready", "simulated", "waiting", "planned", "stale", "unavailable")
 _TITAN = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -141,6 +142,8 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
             found[name] = layout
     if len(found) == 1:
         return next(iter(found.values()))
+    # What is there comes before what is awaited.
+    found = dict(sorted(found.items(), key=lambda item: _ORDER.index(item[1].state)))
     return Meshes(found) if found else nothing()
 
 
@@ -230,6 +233,8 @@ def _awaited(strategy: Any, space: Mapping[str, Any]) -> MeshLayout:
         f"Lightning makes the mesh of {called} when its processes start. Until then strategy.device_mesh raises "
         "RuntimeError: Accessing the device mesh before processes have initialized is not allowed."
     )
+    if hasattr(sys, "ps1"):
+        reason += " It does not start this strategy in a notebook at all: run a script."
     step = "fabric.launch()  # with a Trainer: use self.device_mesh in configure_model"
     known = all(isinstance(size, int) for size in sizes.values())
     axes = tuple(Axis(name, size) for name, size in sizes.items() if isinstance(size, int))
