@@ -157,7 +157,7 @@ def test_the_fourth_notebook_waits_plans_and_simulates(run, needs):
     assert "3.62 GiB of parameters and buffers in all" in said(cell_with(run, '"**.q_proj"'))
     column_wise = said(cell_with(run, "simulate=True"))
     assert re.search(r"^  1 +\[6:9, 0:16\] +\(3, 16\) +192 B$", column_wise, re.MULTILINE)
-    assert re.search(r"^  5 +\[8:16, 6:12\] +\(8, 6\)", said(cell_with(run, "down")), re.MULTILINE)
+    assert re.search(r"^  5 +\[8:16, 6:12\] +\(8, 6\)", said(code(run)[-1]), re.MULTILINE)
 
 
 def test_the_saved_outputs_are_those_of_a_run_and_name_no_machine(saved):
