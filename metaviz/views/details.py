@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from metaviz.core import reasons
+from metaviz.core.asking import tensor_at
 from metaviz.core.columns import Columns
 from metaviz.core.explain import Explained, explain
 from metaviz.core.fold import Branch
+from metaviz.core.placed import sharding
 from metaviz.core.sources import Sources
 from metaviz.core.tree import ModuleTree
-from metaviz.core.units import format_exact
+from metaviz.core.units import format_bytes, format_exact, format_shape
 from metaviz.views.lines import clean, describe
 
 _LIMIT = 1000
@@ -37,13 +39,20 @@ def details(tree: ModuleTree, start: int = 0, asked: Sources | None = None) -> d
     quick = columns.prediction is not None or len(columns.names) <= MANY
     found = explain(tree, asked, lightning=quick) if len(tree) <= LARGE else _short(columns, row, tree)
     code = [("Next", found.step)] if found.step else []
+    if columns.forms[row].cls == "DTensor":
+        code.append(
+            (
+                "Which rank holds which slice",
+                f"metaviz.sharding({columns.called}, {reasons.quoted(tree.path)})",
+            )
+        )
     return {
         "path": clean(tree.path, _LIMIT),
         "copy": tree.path,
         "title": clean(columns.forms[row].cls),
         "mark": columns.mark(row),
         "about": clean(found.about, _LIMIT),
-        "answers": [(each.head, clean(each.text, _LIMIT)) for each in found.answers],
+        "answers": [(each.head, clean(each.text, _LIMIT)) for each in found.answers] + _sharded(tree),
         "tensors": _tensors(columns, row, start),
         "links": _links(columns, row, start),
         "code": [
@@ -52,6 +61,19 @@ def details(tree: ModuleTree, start: int = 0, asked: Sources | None = None) -> d
             if lines
         ],
     }
+
+
+def _sharded(tree: ModuleTree) -> list[tuple[str, str]]:
+    """What each axis of its mesh does to a sharded tensor."""
+    if tree.columns.forms[tree.root].cls != "DTensor":
+        return []
+    placed = sharding(tensor_at(tree.model, tree.columns, tree.root)[0])
+    words = [("sharded", clean(f"{format_shape(placed.shape)} over {placed.layout.shape_words}", _LIMIT))]
+    rank = placed.layout.rank
+    if rank in placed.layout.place_of:
+        held = f"{format_shape(placed.shape_on(rank))} of it, {format_bytes(placed.nbytes_on(rank))}"
+        words.append((f"rank {rank}", f"holds {held}"))
+    return words + [("", clean(each, _LIMIT)) for each in placed.words]
 
 
 def _short(columns: Columns, row: int, tree: ModuleTree) -> Explained:
