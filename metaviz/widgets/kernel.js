@@ -71,7 +71,7 @@ class Kernel {
   /** Nobody waits for ever. @param {string} id @param {(answer: any) => void} answered */
   _giveUp(id, answered) {
     this.asked.delete(id);
-    answered({ id, ok: false, kind: "error", text: "No kernel answers.", next: "" });
+    answered({ id, ok: false, kind: "error", text: "No kernel answers. If it is only busy, it does this as soon as it is free.", next: "" });
   }
 
   _twins() {

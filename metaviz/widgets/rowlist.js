@@ -39,7 +39,11 @@ class RowList {
       class: "mv-scroll", role: "tree", tabIndex: 0, "aria-label": "Module tree",
     }, this.tall);
     this.element = make("div", { class: "mv-list" }, this.head, this.scroller);
-    this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
+    this.top = 0;
+    this.scroller.addEventListener("scroll", () => {
+      this.top = this.scroller.scrollTop;
+      this.draw();
+    }, { passive: true });
     this.scroller.addEventListener("keydown", (event) => {
       if (acts.key(event)) event.preventDefault();
       // Notebooks have keys of their own: "x" would cut the cell that the tree is in.
@@ -120,6 +124,11 @@ class RowList {
   /** Where a node is shown, or -1. @param {number} node */
   find(node) {
     return this.scene ? this.scene.shown.nodes.subarray(0, this.scene.shown.count).indexOf(node) : -1;
+  }
+
+  /** Go back to where the list was: notebooks take what is off the screen out of the page, and with it how far it was scrolled. */
+  restore() {
+    if (this.view && !this.scroller.scrollTop && this.top) this.scroller.scrollTop = this.top;
   }
 
   /** Make a line the active one, and scroll to it. @param {number} at */

@@ -153,6 +153,7 @@ class TreeView {
     this.wide = this.root.clientWidth >= 960;
     this.root.classList.toggle("mv-wide", this.wide);
     this.layout();
+    this.list.restore();
   }
 
   /** @param {string} name @param {any} value */

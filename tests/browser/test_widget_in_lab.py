@@ -98,3 +98,36 @@ def test_in_both_themes_and_widths_nothing_is_in_the_way_of_people(lab, shots):
             tree.root.screenshot(path=shots / f"widget-{theme.lower()}-{width}.png")
         assert serious(notebook.page, ".mv-widget") == []
     assert notebook.widget_errors == notebook.outside_requests == []
+
+
+def test_a_tree_of_many_rows_is_typed_into_walked_and_found_again_where_it_was(lab):
+    build = "model = nn.Sequential(*[nn.Linear(2, 2 + i % 2, device='meta') for i in range(3000)])"
+    notebook = lab(
+        ["import metaviz\nfrom torch import nn", build, "w = metaviz.show(model)\nw", "print(w.filter)"]
+    )
+    notebook.run_all()
+    tree = TreeOnPage(notebook)
+    tree.open("Expand all")
+    tree.tree.evaluate("e => { e.scrollTop = 120_000; }")
+    tree.row("1667").wait_for()
+    before = tree.labels()
+    assert len(tree.root.get_by_role("treeitem").all()) < 40
+    # JupyterLab takes what is off the screen out of the page, and puts it back.
+    tree.root.evaluate(
+        """root => { const home = root.parentElement; root.remove();
+                     requestAnimationFrame(() => requestAnimationFrame(() => home.append(root))); }"""
+    )
+    tree.row("1667").wait_for()
+    assert tree.labels() == before
+
+    tree.box.press_sequentially("name:299 class:linear", delay=10)
+    tree.root.get_by_text("1 of 13", exact=True).wait_for()
+    notebook.eventually(3, "name:299 class:linear\n")
+    assert tree.box.input_value() == "name:299 class:linear"
+    assert tree.labels() == ["Sequential", "299", "1299", "2299", *map(str, range(2990, 3000))]
+    tree.box.fill("")
+    tree.press("End")
+    assert tree.active() == "bias"
+    tree.press("PageUp", "ArrowLeft")
+    assert tree.active() == "2993"
+    assert notebook.widget_errors == notebook.outside_requests == []

@@ -106,9 +106,9 @@ def test_work_goes_on_beside_cells_and_is_cancelled_without_a_trace(lab, shots):
 @pytest.mark.slow
 @pytest.mark.parametrize("subshells", [True, False])
 def test_a_click_while_a_cell_runs_is_done_during_it_or_after_it(lab, subshells):
-    notebook = lab(
-        [SETUP, "", BUILD, SHOW, "began = time.time()\ntime.sleep(4)\nended = time.time()", ON_META]
-    )
+    seconds = 4 if subshells else 14  # long enough for the widget to miss its kernel
+    busy = f"began = time.time()\ntime.sleep({seconds})\nended = time.time()"
+    notebook = lab([SETUP, "", BUILD, SHOW, busy, ON_META])
     if not subshells:
         kernel = "window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel"
         notebook.page.evaluate(f"() => {{ {kernel}.commsOverSubshells = 'disabled'; }}")
@@ -122,12 +122,16 @@ def test_a_click_while_a_cell_runs_is_done_during_it_or_after_it(lab, subshells)
     assert tree.plan() == "1 subtree, 204 B → cpu, fits, 2 tensors from replay"
     notebook.start_cell(4)
     tree.button("Materialize").click()
+    if not subshells:
+        tree.root.locator(".mv-note").get_by_text("No kernel answers").wait_for()
+        assert "it does this as soon as it is free" in tree.outcome("error")
     assert tree.outcome().startswith("✓ materialized 2 tensors, 204 B")
     notebook.set_source(1, "print(at[0] < ended, began < at[0], len(at))")
     notebook.run_cell(1)
     assert notebook.output_text(1) == f"{subshells} True 1\n"
     notebook.run_cell(5)
     assert notebook.output_text(5) == "8\n"
+    assert not tree.root.locator(".mv-note").is_visible()
     assert notebook.widget_errors == []
 
 
@@ -144,6 +148,11 @@ def test_a_restarted_kernel_is_told_of_in_the_cell_and_a_reload_shows_the_static
     tree.row("layers").locator(".mv-twist").click()  # can still be read
     assert "0 … 3" not in tree.labels()
     tree.root.screenshot(path=shots / "widget-no-kernel.png")
+    notebook.run_all()
+    again = TreeOnPage(notebook)
+    again.tick("head")
+    assert again.plan() == "1 subtree, 204 B → cpu, fits, 2 tensors from replay"
+    assert not note.is_visible()
     notebook.reload()
     notebook.page.locator(".mv-tree").get_by_text("layers.0 … 3", exact=True).wait_for()
     notebook.shot(shots / "widget-reopened-restarted.png")
