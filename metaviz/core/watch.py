@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from metaviz.core.tape import MARK
+
 # Held weakly: who listens and is dropped by everybody else hears no more.
 _listeners: list[weakref.WeakMethod[Callable[[], Any]]] = []
 
@@ -75,7 +77,9 @@ def _mark(tensor: Any) -> int:
     if tensor is None:
         return 0
     try:
-        memory = tensor.untyped_storage()._cdata
+        storage = tensor.untyped_storage()
+        # A new tensor can lie where one has just been freed: its ids alone would not tell.
+        memory = storage._cdata, tensor.size(), hasattr(storage, MARK)
     except (AttributeError, RuntimeError, NotImplementedError):
         memory = 0
     return hash((id(tensor), memory, tensor.requires_grad, tensor.dtype))
