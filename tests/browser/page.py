@@ -198,7 +198,7 @@ class NotebookPage:
         while self.output_text(index) != expected and time.monotonic() < deadline:
             self.page.wait_for_timeout(100)
             self.run_cell(index)
-        assert self.output_text(index) == expected
+        assert self.output_text(index) == expected, self.output_text(index)
 
     def theme(self, name: str) -> None:
         """Change the theme, ``"JupyterLab Dark"``. The server remembers it: put it back."""

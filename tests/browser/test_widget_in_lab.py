@@ -57,7 +57,7 @@ def test_a_llama_is_drawn_searched_ticked_and_brought_to_life(lab):
     tree.tick("4")
     tree.box.fill("")
     notebook.eventually(4, "['model.layers.4']\n")
-    assert tree.plan() == "1 subtree, 120 KiB → cpu, fits, 9 tensors from replay"
+    tree.plans("1 subtree, 120 KiB → cpu, fits, 9 tensors from replay")
 
     tree.button("Materialize").click()
     assert tree.outcome().startswith("✓ materialized 9 tensors")
@@ -87,7 +87,7 @@ def test_in_both_themes_and_widths_nothing_is_in_the_way_of_people(lab, shots):
     tree.row("0 … 5").locator(".mv-twist").click()
     tree.tick("2")
     tree.tick("norm")
-    assert tree.plan() == "2 subtrees, 121 KiB → cpu, fits, 10 tensors from replay"
+    tree.plans("2 subtrees, 121 KiB → cpu, fits, 10 tensors from replay")
     tree.row("2").locator(".mv-cls").click()
     tree.root.locator(".mv-answers").wait_for()
     for theme in THEMES:

@@ -54,7 +54,7 @@ def test_trouble_is_told_in_words_and_hostile_names_stay_names(lab, shots):
     assert tree.root.locator("b, img").count() == 0
 
     tree.tick("Net")
-    assert tree.plan() == "1 subtree, 432 B → cpu, fits, 14 tensors from reset, 2 blocked"
+    tree.plans("1 subtree, 432 B → cpu, fits, 14 tensors from reset, 2 blocked")
     assert tree.button("Materialize").is_disabled()
     blocked = tree.root.get_by_role("list", name="Blocked").get_by_role("listitem")
     why = "has no reset_parameters, and no tape knows the tensor.\nmodel = metaviz.build(type(model), *args)"

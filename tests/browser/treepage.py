@@ -92,10 +92,11 @@ class TreeOnPage:
         """A button by its name."""
         return self.root.get_by_role("button", name=name, exact=True)
 
-    def plan(self) -> str:
-        """What would be done, once it is known."""
-        self.root.locator(".mv-plan-ready").wait_for()
-        return self.root.locator(".mv-plan-line").inner_text()
+    def plans(self, expected: str) -> None:
+        """Wait until the line of the plan says this; it is made anew, beside everything else, at each tick."""
+        from playwright.sync_api import expect  # a test that gets here has a browser
+
+        expect(self.root.locator(".mv-plan-ready")).to_have_text(expected, timeout=20_000)
 
     def outcome(self, kind: str = "done", seconds: float = 30) -> str:
         """What was done, or why not, once it is told; ``kind`` is "done", "error" or "cancelled"."""
