@@ -247,6 +247,8 @@ class TreeWidget(anywidget.AnyWidget):
 
     def follow(self) -> None:
         """Look whether the model was changed, in a while, and show it as it is then."""
+        # It holds the model, which shall live no longer than its user wants.
+        self._known = None
         self._follows.submit(self._look)
 
     def _look(self, always: bool = False) -> None:
