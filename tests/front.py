@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-WAIT = 60
+from torch import nn
+from trees import Block, Holder
+
+import metaviz
+from metaviz.core.tree import ModuleTree
+
+WAIT = 30
 
 
 class Unpacked(NamedTuple):
@@ -68,17 +76,25 @@ class Front:
 
     Attributes:
         sent: Each message that the widget has sent, in order: `(method, content)`.
+        state: What the browser knows of the widget: as it was at first, and what it was told since.
     """
 
     def __init__(self, widget: Any) -> None:
         self.widget = widget
         self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.state: dict[str, Any] = widget.get_state()
         self._number = 0
         widget.comm.publish_msg = self._hear
 
-    def _hear(self, msg_type: str, data: Any = None, **rest: Any) -> None:
+    def _hear(self, msg_type: str, data: Any = None, buffers: Any = None, **rest: Any) -> None:
         data = data or {}
-        self.sent.append((data.get("method", msg_type), data.get("content", data.get("state"))))
+        method = data.get("method", msg_type)
+        state = dict(data.get("state") or {})
+        for (name,), buffer in zip(data.get("buffer_paths") or (), buffers or (), strict=True):
+            state[name] = bytes(buffer)
+        if method == "update":
+            self.state.update(state)
+        self.sent.append((method, data["content"] if method == "custom" else state))
 
     def says(self, method: str, **content: Any) -> None:
         """Send the kernel a message, as the browser's comm does."""
@@ -109,22 +125,59 @@ class Front:
 
     def acts(self, verb: str, *paths: str, **options: Any) -> dict[str, Any]:
         """Press a button: materialize or unload some paths, and wait for the answer."""
-        return self.wish(verb, rows=self.rows(*paths), shape=self.widget._shape, **options)
+        return self.wish(verb, rows=self.rows(*paths), shape=self.state["_shape"], **options)
 
     def ticks(self, *paths: str) -> None:
         """Tick the rows at some paths, and no others."""
-        self.sets(_ticked={"shape": self.widget._shape, "rows": self.rows(*paths)})
+        self.sets(_ticked={"shape": self.state["_shape"], "rows": self.rows(*paths)})
 
     def rows(self, *paths: str) -> list[int]:
         """The rows at some paths, as the browser numbers them."""
         known = self.payload.paths
         return [known.index(path) for path in paths]
 
-    def updates(self) -> Iterator[dict[str, Any]]:
-        """The traits that the widget has told of, message by message."""
-        return (content for method, content in list(self.sent) if method == "update")
+    def updates(self, trait: str) -> list[Any]:
+        """The values of a trait that the widget has told of, one after the other."""
+        return [state[trait] for method, state in list(self.sent) if method == "update" and trait in state]
+
+    def marks(self, *paths: str) -> list[str]:
+        """The marks of the rows at some paths, as the browser shows them now."""
+        shown = self.payload
+        return [shown.look(path)[7] for path in paths]
 
     @property
     def payload(self) -> Unpacked:
-        """The tree that the widget shows now."""
-        return unpack(self.widget._payload)
+        """The tree that the browser shows now."""
+        return unpack(self.state["_payload"])
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[Callable[..., Front]]:
+    """Gives a function that shows a model, and closes what it has shown afterwards."""
+    made: list[Front] = []
+    kept: list[object] = []
+
+    def show(model: nn.Module | ModuleTree, *, keep: bool = True, **options: Any) -> Front:
+        # A widget does not keep its model alive.
+        kept.append(model if keep else None)
+        made.append(Front(metaviz.TreeWidget(model, **options)))
+        return made[-1]
+
+    try:
+        yield show
+    finally:
+        for each in made:
+            each.widget.close()
+        quiet()
+
+
+def built(depth: int = 4) -> nn.Module:
+    """A recorded model: `layers.0 …`, each with `norm` and `mlp`, and `head`."""
+    return metaviz.build(
+        lambda: Holder(layers=nn.ModuleList(Block() for _ in range(depth)), head=nn.Linear(4, 2))
+    )
+
+
+def quiet() -> None:
+    """Wait until no thread of a widget is at work."""
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("metaviz-")])

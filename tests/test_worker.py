@@ -123,3 +123,13 @@ def test_many_threads_may_give_it_jobs():
         giver.join(60)
     eventually(lambda: not alive())
     assert sorted(done + dropped) == list(range(1000))
+
+
+def test_a_job_that_fails_is_reported_and_the_next_one_is_done(monkeypatch):
+    latest, done, failed = Latest(NAME), [], []
+    monkeypatch.setattr(threading, "excepthook", lambda said: failed.append(said.exc_type))
+    latest.submit(lambda: 1 / 0)
+    eventually(lambda: failed and not alive())
+    latest.submit(lambda: done.append(1))
+    eventually(lambda: done)
+    assert failed == [ZeroDivisionError]

@@ -19,6 +19,7 @@ from metaviz.widgets import notebook
 from metaviz.widgets.worker import Latest
 
 if TYPE_CHECKING:
+    from metaviz.widgets.places import Places
     from metaviz.widgets.tree import TreeWidget
 
 _PER_SECOND = 10
@@ -43,23 +44,24 @@ class Acting:
 
     def think(self) -> None:
         """Plan what is chosen now, soon."""
-        rows = list(self._widget._ticked.get("rows", ()))
+        with self._widget._guard:
+            rows, places = list(self._widget._ticked.get("rows", ())), self._widget._places
         if not rows:
             self._plans.drop()
             self._widget.publish(plan=None, _plan={"state": "none"})
             return
-        self._plans.submit(lambda: self._planned(rows))
+        self._plans.submit(lambda: self._planned(rows, places))
 
-    def _planned(self, rows: list[int]) -> None:
+    def _planned(self, rows: list[int], places: Places) -> None:
         widget = self._widget
-        widget.publish(_plan={**widget._plan, "state": "thinking"})
+        self._say(rows, places, _plan={**widget._plan, "state": "thinking"})
         try:
-            paths, options = self._paths(rows), self._options()
+            paths, options = list(map(places.path, rows)), self._options()
             found = plan(widget.model, paths, **_arguments(options, widget))
         except Exception as error:
-            widget.publish(plan=None, _plan={"state": "failed", **failed(error)})
+            self._say(rows, places, plan=None, _plan={"state": "failed", **failed(error)})
             return
-        modules, name = sum(map(widget._places.is_module, rows)), notebook.called(widget)
+        modules, name = sum(map(places.is_module, rows)), notebook.called(widget)
         words = {
             "state": "ready",
             "line": plan_line(found, modules, len(rows) - modules),
@@ -72,16 +74,18 @@ class Acting:
             "call": call("materialize", self._called, paths, _code(options, widget), name),
             "unload": call("unload", self._called, paths, {}, name),
         }
-        # A newer choice has a plan of its own on the way.
-        if rows == widget._ticked.get("rows"):
-            widget.publish(plan=found, _plan=words)
+        self._say(rows, places, plan=found, _plan=words)
+
+    def _say(self, rows: list[int], places: Places, **facts: Any) -> None:
+        """Tell of the plan for a choice. A newer one, or the same in a newer tree, has a plan of its own on the way."""
+        widget = self._widget
+        with widget._guard:
+            if rows == widget._ticked.get("rows") and places is widget._places:
+                widget.publish(**facts)
 
     @property
     def _called(self) -> str:
         return self._widget._tree.columns.called
-
-    def _paths(self, rows: list[int]) -> list[str]:
-        return [self._widget._places.path(row) for row in rows]
 
     def _options(self) -> dict[str, str]:
         return {name: getattr(self._widget, name) for name in _OPTIONS}
@@ -111,13 +115,14 @@ class Acting:
             return
         try:
             widget = self._widget
-            if wish.get("shape") != widget._shape:
+            with widget._guard:
+                shape, places = widget._shape, widget._places
+            if wish.get("shape") != shape:
                 raise StalePlan(
                     "The model has changed since this was chosen, and nothing was done. Next: look at the tree, "
                     "choose again"
                 )
-            rows = [int(row) for row in wish["rows"] if 0 <= int(row) < len(widget._places)]
-            paths = self._paths(rows)
+            paths = [places.path(int(row)) for row in wish["rows"] if 0 <= int(row) < len(places)]
             if not paths:
                 raise MetavizError("Nothing is chosen. Next: tick a row, or press Space on it")
             options = {name: str(wish.get(name, getattr(widget, name))) for name in _OPTIONS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -49,6 +50,12 @@ class Latest:
                 if found is None:
                     self._busy = False
                     return
-            found[0]()
+            try:
+                found[0]()
+            except Exception:
+                # It should have caught that itself; those that come after it are done all the same.
+                said = threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                threading.excepthook(said)
+                del said
             # Nothing is kept that the job holds on to.
             del found
