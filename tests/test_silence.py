@@ -13,6 +13,7 @@ import pytest
 import torch
 from aside import ends, fresh, meanwhile, no_trace, nobody_aside  # noqa: F401
 
+from metaviz.core import silence
 from metaviz.core.sandbox import run_aside
 
 
@@ -192,3 +193,24 @@ def test_streams_may_be_exchanged_while_other_threads_print():
         over.set()
     """
     assert set(fresh(code).replace("heard", "heard ").split()) == {"heard"}
+
+
+class Patchable(io.StringIO):
+    """A stream whose attributes can be set, as that of a kernel."""
+
+
+def test_a_write_that_is_replaced_and_put_back_meanwhile_never_calls_itself(monkeypatch):
+    """IPython does this to the stream around each cell, while a widget's thread may be silenced."""
+    real = Patchable()
+    monkeypatch.setattr(sys, "stdout", real)
+    silence.begin()
+    before = sys.stdout.write
+    heard = []
+    sys.stdout.write = lambda text: (heard.append(text), before(text))[1]
+    sys.stdout.write("during")
+    silence.end()
+    sys.stdout.write("between")
+    sys.stdout.write = before
+    sys.stdout.write("after")
+    assert heard == ["during", "between"]
+    assert real.getvalue() == "duringbetweenafter"

@@ -110,8 +110,9 @@ class _Stream:
         return type(self._real)
 
     # These two by name: handlers of other threads keep `stream.write` itself.
-    def write(self, text: str) -> int:
-        return _target(self).write(text)
+    @property
+    def write(self) -> _Write:
+        return _Write(self._real.write)
 
     def flush(self) -> None:
         _target(self).flush()
@@ -120,7 +121,7 @@ class _Stream:
         return getattr(_target(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_target(self), name, value)
+        setattr(_target(self), name, value.real if type(value) is _Write else value)
 
     def __delattr__(self, name: str) -> None:
         delattr(_target(self), name)
@@ -136,6 +137,22 @@ class _Stream:
 
     def __exit__(self, *error: Any) -> Any:
         return _target(self).__exit__(*error)
+
+
+class _Write:
+    """`write` of a stream, save for silenced threads.
+
+    It keeps the real one of its time: IPython puts a `write` that calls the one before it in its place while a cell
+    runs, and puts that back. Asking the stream again would then go round in circles, for good.
+    """
+
+    __slots__ = ("real",)
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def __call__(self, text: str) -> int:
+        return (self.real if here.sink is None else here.sink.write)(text)
 
 
 def _target(stream: _Stream) -> Any:
