@@ -2,7 +2,8 @@
 // What the filter box understands: names, classes, dotted paths, globs and key:value, all of which have to hold.
 
 /**
- * @typedef {{negated: boolean, word: string, test: (rows: Rows) => Uint8Array}} Term
+ * @typedef {{negated: boolean, word: string, scope: boolean, test: (rows: Rows) => Uint8Array}} Term
+ *   A scope is a path: beside other words it stands for all that is below it, too.
  * @typedef {{terms: Term[], fault: string}} Query
  */
 
@@ -25,7 +26,8 @@ function parse(text) {
       ? keyed(key.toLowerCase(), value)
       : bare(key ? `${key}:${value}` : value);
     if (typeof made === "string") return { terms: [], fault: made };
-    terms.push({ negated: minus === "-", word: whole, test: made });
+    const scope = key ? key.toLowerCase() === "path" : /[.*?]/.test(value);
+    terms.push({ negated: minus === "-", word: whole, scope, test: made });
   }
   return { terms, fault: "" };
 }
@@ -146,8 +148,10 @@ function skipped(bits, tests) {
  */
 function matching(rows, query) {
   const kept = new Uint8Array(rows.count).fill(2);
+  const others = query.terms.some((term) => !term.scope && !term.negated);
   for (const term of query.terms) {
     const found = term.test(rows);
+    if (term.scope && others) for (let row = 1; row < rows.count; row++) found[row] |= found[rows.parents[row]];
     const wanted = term.negated ? 0 : 1;
     for (let row = 0; row < rows.count; row++) if (found[row] !== wanted) kept[row] = 0;
   }
