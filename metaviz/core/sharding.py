@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -24,8 +26,8 @@ class Placement(NamedTuple):
     Attributes:
         kind: `"shard"`, `"replicate"` or `"partial"`.
         dim: Of the tensor, for a shard.
-        pieces: Of a strided shard: into how many pieces the dim is cut first, for an axis that is applied before though
-            it stands behind. 1 for a plain shard.
+        pieces: Of a strided shard: into how many pieces the dim is cut first, each of which the axis then cuts. 1 for a
+            plain shard.
     """
 
     kind: str
@@ -34,6 +36,22 @@ class Placement(NamedTuple):
 
 
 REPLICATE = Placement("replicate")
+
+
+class Cut(NamedTuple):
+    """One step of cutting a tensor.
+
+    Attributes:
+        name: Of the axis that cuts, or of a flattened one.
+        axes: Which axes of the mesh that is, the slowest first.
+        many: Into how many chunks.
+        placement: Which dim, and into how many pieces before.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    many: int
+    placement: Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +63,8 @@ class Sharding:
         shape: Of the whole tensor.
         dtype: Of the tensor.
         layout: The mesh.
-        placements: What each axis of the mesh does to it, by the names of the axes; axes that are left out replicate.
+        placements: What each axis of the mesh does to it, by the names of the axes or flattened axes, in the order in
+            which they cut; axes that are left out replicate.
 
     Example:
         >>> layout = metaviz.mesh("tp=4")
@@ -67,9 +86,31 @@ class Sharding:
         return {}
 
     @cached_property
-    def _axes(self) -> list[int]:
-        """The axes that cut the tensor, in the order in which they do."""
-        return [self.layout.axis(name) for name, each in self.placements.items() if each.kind == "shard"]
+    def cuts(self) -> tuple[Cut, ...]:
+        """The steps in which the tensor is cut, in their order."""
+        found = []
+        for name, each in self.placements.items():
+            if each.kind == "shard":
+                axes = tuple(self.layout.axis(part) for part in self.covered(name))
+                found.append(Cut(name, axes, self._size(axes), each))
+        return tuple(found)
+
+    def covered(self, name: str) -> tuple[str, ...]:
+        """The axes that a name of a placement stands for: several for a flattened one."""
+        return tuple(self.layout.aliases.get(name) or (name,))
+
+    def _size(self, axes: Sequence[int]) -> int:
+        return math.prod(self.layout.axes[axis].size for axis in axes)
+
+    def key(self, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """Which chunk of each cut is held at a coordinate."""
+        found = []
+        for cut in self.cuts:
+            index = 0
+            for axis in cut.axes:
+                index = index * self.layout.axes[axis].size + coordinate[axis]
+            found.append(index)
+        return tuple(found)
 
     def slices(self, rank: int) -> tuple[Runs, ...]:
         """What a rank holds: for each dim the runs of indices, none in a dim where it holds nothing.
@@ -77,23 +118,23 @@ class Sharding:
         Raises:
             BadMesh: The rank is not on the mesh.
         """
-        coordinate = self.layout.coordinate_of(rank)
-        key = tuple(coordinate[axis] for axis in self._axes)
+        return self._slices_at(self.key(self.layout.coordinate_of(rank)))
+
+    def _slices_at(self, key: tuple[int, ...]) -> tuple[Runs, ...]:
         if key not in self._known:
             self._known[key] = self._cut(key)
         return self._known[key]
 
-    def _cut(self, at: Sequence[int]) -> tuple[Runs, ...]:
-        """As torch cuts: along each axis of the mesh in turn, in chunks of the rounded-up size.
+    def _cut(self, key: Sequence[int]) -> tuple[Runs, ...]:
+        """As torch cuts: one step after the other, in chunks of the rounded-up size.
 
         Source: torch 2.13, torch/distributed/tensor/placement_types.py, Shard and _StridedShard.
         """
         dims: list[Runs] = [((0, size),) if size else () for size in self.shape]
-        shards = [each for each in self.placements.values() if each.kind == "shard"]
-        for axis, index, shard in zip(self._axes, at, shards, strict=True):
-            many = self.layout.axes[axis].size
-            pieces = [_chunk(dims[shard.dim], shard.pieces, piece) for piece in range(shard.pieces)]
-            dims[shard.dim] = _joined(run for piece in pieces for run in _chunk(piece, many, index))
+        for cut, index in zip(self.cuts, key, strict=True):
+            _, dim, many = cut.placement
+            pieces = [_chunk(dims[dim], many, piece) for piece in range(many)]
+            dims[dim] = _joined(run for piece in pieces for run in _chunk(piece, cut.many, index))
         return tuple(dims)
 
     def shape_on(self, rank: int) -> tuple[int, ...]:
@@ -104,6 +145,14 @@ class Sharding:
         """Bytes that a rank holds."""
         return math.prod(self.shape_on(rank)) * self.dtype.itemsize
 
+    def nbytes_by_key(self) -> dict[tuple[int, ...], int]:
+        """Bytes that are held by which chunk of each cut it is: each different slice is worked out once."""
+        found = {}
+        for key in itertools.product(*(range(cut.many) for cut in self.cuts)):
+            held = (sum(end - start for start, end in runs) for runs in self._slices_at(key))
+            found[key] = math.prod(held) * self.dtype.itemsize
+        return found
+
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
@@ -111,8 +160,10 @@ class Sharding:
 
     @property
     def words(self) -> list[str]:
-        """What each axis does, in a sentence each."""
-        return [_words(self, axis.name) for axis in self.layout.axes]
+        """What each axis does, in a sentence each; of flattened axes together."""
+        called = {part: name for name in self.placements for part in self.covered(name)}
+        names = dict.fromkeys(called.get(axis.name, axis.name) for axis in self.layout.axes)
+        return [_words(self, name) for name in names]
 
     def owners(self) -> dict[tuple[Runs, ...], list[int]]:
         """Slice → the ranks that hold it: several where the tensor is replicated."""
@@ -163,44 +214,80 @@ def _joined(runs: Iterator[tuple[int, int]]) -> Runs:
 
 
 def _words(sharding: Sharding, name: str) -> str:
-    placement, size = (
-        sharding.placements.get(name, REPLICATE),
-        sharding.layout.axes[sharding.layout.axis(name)].size,
-    )
+    placement, covered = sharding.placements.get(name, REPLICATE), sharding.covered(name)
+    size = math.prod(sharding.layout.axes[sharding.layout.axis(part)].size for part in covered)
+    head = name if covered == (name,) else f"{name} ({' and '.join(covered)})"
     if placement.kind == "replicate":
-        return f"{name}: each of {size} has the same"
+        return f"{head}: each of {size} has the same"
     if placement.kind == "partial":
-        return f"{name}: each of {size} has a part of the sum, and the values are what all of them add up to"
+        return f"{head}: each of {size} has a part of the sum, and the values are what all of them add up to"
+    pieces = placement.pieces
+    for cut in itertools.takewhile(lambda cut: cut.name != name, sharding.cuts):
+        if cut.placement.dim == placement.dim:
+            pieces *= cut.many
     dim = f"dim {placement.dim} ({sharding.shape[placement.dim]})"
-    if placement.pieces > 1:
-        return f"{name}: {dim} is cut in {placement.pieces} pieces first, and each of those in {size}"
-    return f"{name}: {dim} is cut in {size}"
+    if pieces > 1:
+        return f"{head}: {dim} is cut in {pieces} pieces first, and each of those in {size}"
+    return f"{head}: {dim} is cut in {size}"
 
 
-def sharding_of(tensor: Any, layout: MeshLayout, path: str = "") -> Sharding:
+def sharding_of(tensor: Any, layout: MeshLayout | None, path: str = "") -> Sharding:
     """The sharding of a DTensor; the layout is that of its mesh, or of the one that its mesh was cut out of.
 
     Raises:
-        BadMesh: It is no DTensor.
+        BadMesh: It is no DTensor, or torch has a placement for it that is not known here.
     """
     spec = getattr(tensor, "_spec", None)
-    if spec is None or not hasattr(tensor, "placements"):
+    if spec is None or layout is None or not hasattr(tensor, "placements"):
         raise BadMesh(
             f"{path or 'This'} is of type {type(tensor).__name__}, and is not sharded. Next: metaviz.mesh('dp=2,tp=4')"
         )
-    names = layout.focus or layout.names
+    # A flattened axis is one axis to the tensor, and several in focus.
+    names = tuple(spec.mesh.mesh_dim_names or ()) if layout.focus else layout.names
     shape = tuple(int(size) for size in spec.shape)
-    placements = {
-        name: _placement(each, len(shape)) for name, each in zip(names, spec.placements, strict=True)
-    }
-    return Sharding(path, shape, tensor.dtype, layout, placements)
+    given = {name: _placement(each, len(shape)) for name, each in zip(names, spec.placements, strict=True)}
+    as_written = Sharding(path, shape, tensor.dtype, layout, given)
+    found = Sharding(path, shape, tensor.dtype, layout, _in_order(as_written))
+    # What this process holds is the proof: DTensors that torch itself has cut go by their placements as written.
+    held = tuple(getattr(getattr(tensor, "_local_tensor", None), "shape", ()))
+    rank = layout.rank if layout.rank in layout.place_of else None
+    if rank is not None and found.shape_on(rank) != held == as_written.shape_on(rank):
+        return as_written
+    return found
+
+
+def _in_order(sharding: Sharding) -> dict[str, Placement]:
+    """The placements of a tensor in the order in which it was cut.
+
+    Placements are applied from left to right. `fully_shard` cuts what tensor parallelism has left, though its axis
+    stands before, and writes that as a strided shard, in as many pieces as the axes behind make. Where rows do not
+    divide, the one is not the other: of 11 rows, cut in 3 and each third in 3 again, the last row is the very last
+    rank's, and read as a strided shard it would be another one's.
+    """
+    order: list[str] = []
+    placements = dict(sharding.placements)
+    size_of = {cut.name: cut.many for cut in sharding.cuts}
+    for name, each in reversed(sharding.placements.items()):
+        behind = math.prod(size_of.get(other, 1) for other in order if placements[other].dim == each.dim)
+        if each.kind == "shard" and each.pieces == behind > 1:
+            placements[name] = each._replace(pieces=1)
+            order.append(name)
+        else:
+            order.insert(0, name)
+    return {name: placements[name] for name in order}
 
 
 def _placement(placement: Any, ndim: int) -> Placement:
-    kind = type(placement).__name__
-    if kind in ("Shard", "_StridedShard"):
+    kinds = {cls.__name__ for cls in type(placement).__mro__}
+    if kinds & {"Shard", "_StridedShard"}:
         return Placement("shard", placement.dim % max(ndim, 1), int(getattr(placement, "split_factor", 1)))
-    return Placement("partial" if "Partial" in kind else "replicate")
+    for name, kind in (("Partial", "partial"), ("Replicate", "replicate")):
+        if name in kinds:
+            return Placement(kind)
+    raise BadMesh(
+        f"What {placement} of type {type(placement).__name__} does to a tensor is not known here: it is none of Shard, "
+        "Replicate and Partial."
+    )
 
 
 class Load(NamedTuple):
@@ -210,33 +297,44 @@ class Load(NamedTuple):
         nbytes: Bytes by rank.
         shardings: Each tensor's.
         whole: Bytes of the model, each tensor once.
+        notes: What is worth knowing, in sentences.
     """
 
     nbytes: dict[int, int]
     shardings: tuple[Sharding, ...]
     whole: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         least, most = min(self.nbytes.values()), max(self.nbytes.values())
         each = format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
         whole = format_bytes(self.whole)
-        return f"{whole} of parameters and buffers in all, {each} on each of {len(self.nbytes):,} ranks"
+        head = f"{whole} of parameters and buffers in all, {each} on each of {len(self.nbytes):,} ranks"
+        return "\n".join([head, *self.notes])
+
+    __repr__ = __str__
 
 
-def load(shardings: Sequence[Sharding]) -> Load:
-    """What the ranks of a mesh hold of some tensors together.
+def load(shardings: Sequence[Sharding], notes: Sequence[str] = ()) -> Load:
+    """What ranks hold of some tensors together; of a tensor on another mesh, a rank that is not there holds nothing.
 
     Raises:
         BadMesh: There are no tensors.
     """
     if not shardings:
         raise BadMesh("There are no tensors to spread.")
-    layout, totals = shardings[0].layout, dict.fromkeys(shardings[0].layout.ranks, 0)
+    # Layers are alike, and the ways to cut are few: each kind of tensor is worked out once, each way laid out once.
+    kinds: dict[Any, tuple[Sharding, int]] = {}
     for each in shardings:
-        sizes: dict[tuple[int, ...], int] = {}
-        for rank, coordinate in zip(layout.ranks, layout.coordinates(), strict=True):
-            key = tuple(coordinate[axis] for axis in each._axes)
-            if key not in sizes:
-                sizes[key] = each.nbytes_on(rank)
-            totals[rank] += sizes[key]
-    return Load(totals, tuple(shardings), sum(each.nbytes for each in shardings))
+        kind = id(each.layout), each.shape, each.dtype, tuple(each.placements.items())
+        kinds[kind] = each, kinds.get(kind, (each, 0))[1] + 1
+    ways: dict[Any, tuple[Sharding, Counter[tuple[int, ...]]]] = {}
+    for each, many in kinds.values():
+        way = id(each.layout), tuple(cut.axes for cut in each.cuts)
+        _, held = ways.setdefault(way, (each, Counter()))
+        held.update({key: nbytes * many for key, nbytes in each.nbytes_by_key().items()})
+    totals: dict[int, int] = {}
+    for each, held in ways.values():
+        for rank, coordinate in zip(each.layout.ranks, each.layout.coordinates(), strict=True):
+            totals[rank] = totals.get(rank, 0) + held[each.key(coordinate)]
+    return Load(totals, tuple(shardings), sum(each.nbytes for each in shardings), tuple(notes))
