@@ -22,6 +22,9 @@ from metaviz.core.layout import Axis, MeshLayout
 from metaviz.core.sharding import Placement, Sharding, load, sharding_of
 from metaviz.errors import BadMesh
 
+# Older versions of torch say so of each mesh of CPUs.
+pytestmark = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
+
 FLOAT = torch.float32
 
 
