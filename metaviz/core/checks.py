@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from metaviz.core.layout import MeshLayout
+from metaviz.core.layout import Axis, MeshLayout
 
 # What people and libraries call the axis of tensor parallelism.
 TENSOR_AXES = ("tp", "tensor_parallel", "tensor", "model")
@@ -29,6 +29,7 @@ def notes(layout: MeshLayout, model: Any = None) -> Iterator[str]:
         model: A model that shall run on it.
     """
     yield from _of_world(layout)
+    yield from of_order(layout)
     yield from _of_hosts(layout)
     yield from _of_devices(layout)
     if model is not None:
@@ -41,6 +42,20 @@ def _of_world(layout: MeshLayout) -> Iterator[str]:
             f"{layout.world - layout.size:,} of {layout.world:,} ranks are not on the mesh, and would idle."
         )
         yield f"{idle}{nearest(dict(zip(layout.names, layout.shape, strict=True)), layout.world)}"
+    if layout.rank is not None and layout.rank not in layout.place_of:
+        yield f"Rank {layout.rank} is not on the mesh."
+
+
+def of_order(layout: MeshLayout) -> Iterator[str]:
+    """A sentence on axes along which the ranks of the mesh and those of torch's groups are in another order.
+
+    Source: torch 2.13, torch/distributed/distributed_c10d.py, `new_group` sorts the ranks that it is given.
+    """
+    if layout.disordered:
+        yield (
+            f"Along {' and '.join(layout.disordered)}, ranks are not in ascending order here, while torch sorts the "
+            "ranks of a group: get_local_rank() and the coordinate can differ."
+        )
 
 
 def nearest(sizes: Mapping[str, int], world: int) -> str:
@@ -49,23 +64,53 @@ def nearest(sizes: Mapping[str, int], world: int) -> str:
     fits = [
         f"{name}={world // (size // each)}" for name, each in sizes.items() if world % (size // each) == 0
     ]
-    return f" {' or '.join(fits)} would use all of {world:,}." if fits else ""
+    if not fits:
+        fits = [" × ".join(f"{name}={each}" for name, each in zip(sizes, _near(sizes, world), strict=True))]
+    return f" {' or '.join(fits)} would use all of {world:,}."
+
+
+def _near(sizes: Mapping[str, int], world: int) -> tuple[int, ...]:
+    """The sizes nearest to those given, by their ratios, that multiply to a world."""
+    divisors = [each for each in range(1, math.isqrt(world) + 1) if world % each == 0]
+    divisors += [world // each for each in divisors if each * each != world]
+    # What is left to be divided → how far off the sizes chosen so far are, and those.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {world: (0.0, ())}
+    for wanted in sizes.values():
+        found: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for left, (off, chosen) in best.items():
+            for each in divisors:
+                if left % each == 0:
+                    option = off + abs(math.log(each / wanted)), (*chosen, each)
+                    found[left // each] = min(found.get(left // each, option), option)
+        best = found
+    return best[1][1]
 
 
 def _of_hosts(layout: MeshLayout) -> Iterator[str]:
     hosts = layout.ranks_per_host
+    if hosts is None:
+        return
     for axis in layout.axes:
-        crossing = layout.crossing(axis.name)
-        if axis.name not in TENSOR_AXES or not crossing:
+        crossing = layout.crossing(axis.name) if axis.name in TENSOR_AXES else 0
+        if not crossing:
             continue
         groups = f"{crossing:,} of {layout.size // axis.size:,} groups"
         why = "tensor parallelism talks in every layer, and wants one host"
         if axis.size > hosts:
             yield f"{axis.name}={axis.size} is more than the {hosts} ranks of a host, so {groups} cross hosts: {why}."
         else:
-            yield f"{axis.name}={axis.size} crosses hosts of {hosts} ranks in {groups}: {why}. Make it the last axis."
-    if hosts and layout.size % hosts:
-        yield f"{layout.size:,} ranks do not fill hosts of {hosts}: the last one has {layout.size % hosts}."
+            yield f"{axis.name}={axis.size} crosses hosts of {hosts} ranks in {groups}: {why}. {_advice(layout, axis)}"
+    if layout.world is not None and layout.world % hosts:
+        yield f"{layout.world:,} ranks do not fill hosts of {hosts}: the last one has {layout.world % hosts}."
+
+
+def _advice(layout: MeshLayout, axis: Axis) -> str:
+    """What keeps the groups of an axis that is small enough within hosts."""
+    hosts = layout.ranks_per_host
+    if hosts % axis.size:
+        fit = [size for size in range(1, hosts + 1) if hosts % size == 0 and size <= 2 * axis.size]
+        return f"{axis.name} can be {', '.join(map(str, fit))} there."
+    return "Make it the last axis." if axis is not layout.axes[-1] else "Order the ranks host by host."
 
 
 def _of_devices(layout: MeshLayout) -> Iterator[str]:
@@ -84,7 +129,7 @@ def _of_model(layout: MeshLayout, model: Any) -> Iterator[str]:
         return
     for what, count in _counts(model):
         if count % tensor.size:
-            fit = [size for size in range(1, count + 1) if count % size == 0 and size <= 2 * tensor.size]
+            fit = [size for size in range(1, min(count, 2 * tensor.size) + 1) if count % size == 0]
             yield (
                 f"{count:,} {what} cannot be divided among {tensor.name}={tensor.size}: "
                 f"{tensor.name} can be {', '.join(map(str, fit))}."
@@ -102,7 +147,6 @@ def _counts(model: Any) -> Iterator[tuple[str, int]]:
             known.add(what)
             yield what, count
     if "attention heads" not in known and hasattr(model, "modules"):
-        for module in model.modules():
-            if isinstance(module, torch.nn.MultiheadAttention):
-                yield "attention heads", module.num_heads
-                return
+        attention = (each for each in model.modules() if isinstance(each, torch.nn.MultiheadAttention))
+        for heads in dict.fromkeys(each.num_heads for each in attention):
+            yield "attention heads", heads

@@ -6,14 +6,21 @@ another mesh once there is a new one. So ranks are read from the numbers that th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+import math
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from metaviz.core.checks import of_order
 from metaviz.core.layout import Axis, MeshLayout
-from metaviz.core.world import world
+from metaviz.core.world import backend_of, world
+
+# id(mesh) → the mesh and the default group that it was first seen with, both held weakly.
+_jobs: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
 
 def is_mesh(thing: Any) -> bool:
@@ -29,23 +36,23 @@ def read(mesh: Any, ranks_per_host: int | None = None) -> MeshLayout:
     """The layout of a DeviceMesh. Of a sub-mesh it is that of the whole, with its axes in focus."""
     root = _root(mesh)
     names, aliases = _names(root), _aliases(root)
-    focus = () if root is mesh else _focus(mesh, names, aliases)
-    if root is not mesh and not focus:
-        # A mesh that torch has made of another one without telling it: it stands for itself.
-        root, names, aliases = mesh, _names(mesh), {}
+    focus = () if root is mesh else _focus(mesh, root, names, aliases)
     state, reason, step = state_of(root)
     known = world()
     alive = state in ("ready", "simulated")
+    # Of the whole, which has a place for each rank: a sub-mesh has the coordinate of this one in each of its copies.
+    rank = known.rank if alive else _rank_at(_copies(root)[0], root, _coordinate(root))
+    if root is not mesh and not focus:
+        # A mesh that torch has made of another one without telling it: it stands for itself.
+        root, names, aliases = mesh, _names(mesh), {}
     copies = _copies(root)
-    coordinate = _coordinate(root)
-    rank = known.rank if alive else _rank_at(copies[0], root, coordinate)
     ranks = next((copy for copy in copies if rank in copy), copies[0])
     backends = _backends(root, names) if alive else {}
     axes = [
         Axis(name, int(size), *backends.get(name, (None, False)))
         for name, size in zip(names, root.shape, strict=True)
     ]
-    return MeshLayout(
+    layout = MeshLayout(
         tuple(axes),
         tuple(ranks),
         state,
@@ -55,10 +62,10 @@ def read(mesh: Any, ranks_per_host: int | None = None) -> MeshLayout:
         ranks_per_host,
         focus,
         aliases,
-        tuple(_notes(ranks, rank, coordinate, alive)),
-        reason,
-        step,
+        reason=reason,
+        step=step,
     )
+    return dataclasses.replace(layout, notes=tuple(_notes(layout, root)))
 
 
 def state_of(mesh: Any) -> tuple[str, str, str | None]:
@@ -71,7 +78,7 @@ def state_of(mesh: Any) -> tuple[str, str, str | None]:
     if known.state in ("waiting", "unavailable"):
         again = f"torch.distributed.init_process_group(); mesh = {_made_again(mesh)}"
         return "stale", "Its process group was destroyed: nothing can be sent over it any more.", again
-    if _is_recycled(mesh, names, infos):
+    if _is_recycled(mesh, names, infos) or _is_of_another_job(mesh):
         again = f"mesh = {_made_again(mesh)}"
         return (
             "stale",
@@ -88,18 +95,42 @@ def _made_again(mesh: Any) -> str:
 
 def _is_recycled(mesh: Any, names: Any, infos: Any) -> bool:
     """Whether the groups of a mesh are not those of today. Their names are counters, which a new job counts anew."""
+    import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 
     alive = {id(group) for group in distributed_c10d._world.pg_map}
     known = getattr(_root(mesh), "_pg_registry", None)
     if known and names:
         return any(id(known[name]) not in alive for name in names if name in known)
-    if names is None:
-        names = [info[2] for info in infos]
+    # Older torch: a mesh keeps no group, only names, and the ranks that it had.
+    had = [(name, None) for name in names] if names is not None else [(info[2], info[1]) for info in infos]
     try:
-        return any(id(distributed_c10d._resolve_process_group(name)) not in alive for name in names)
+        for name, ranks in had:
+            group = distributed_c10d._resolve_process_group(name)
+            if id(group) not in alive:
+                return True
+            if ranks is not None and sorted(distributed.get_process_group_ranks(group)) != sorted(ranks):
+                return True
     except (RuntimeError, ValueError, KeyError):
         return True
+    return False
+
+
+def _is_of_another_job(mesh: Any) -> bool:
+    """Whether a mesh was seen before under another default group than that of today.
+
+    A rank outside of its mesh has no group in it to go by, and nor has any in older torch.
+    """
+    import torch.distributed as distributed
+
+    now = distributed.group.WORLD
+    _, seen = _jobs.get(id(mesh), (None, None))
+    if seen is None:
+        key = id(mesh)
+        # By identity: meshes with the same numbers are equal to torch.
+        _jobs[key] = weakref.ref(mesh, lambda _: _jobs.pop(key, None)), weakref.ref(now)
+        return False
+    return seen() is not now
 
 
 def _root(mesh: Any) -> Any:
@@ -120,7 +151,16 @@ def _root(mesh: Any) -> Any:
 
 
 def _names(mesh: Any) -> tuple[str, ...]:
-    return tuple(mesh.mesh_dim_names or (f"axis_{i}" for i in range(len(mesh.shape))))
+    """A name for each axis. The constructor of torch takes names that are missing, too many, or there twice."""
+    given, many = mesh.mesh_dim_names or (), len(mesh.shape)
+    if many == 1 and len(given) > 1 and all(len(name) == 1 for name in given):
+        # ("dp") is a string, and was taken apart.
+        given = ("".join(given),)
+    found: list[str] = []
+    for index in range(many):
+        name = given[index] if index < len(given) else f"axis_{index}"
+        found.append(f"{name}_{index}" if name in found else name)
+    return tuple(found)
 
 
 def _aliases(root: Any) -> dict[str, tuple[str, ...]]:
@@ -154,13 +194,24 @@ def _covered(
     return ()
 
 
-def _focus(mesh: Any, names: tuple[str, ...], aliases: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _focus(
+    mesh: Any, root: Any, names: tuple[str, ...], aliases: dict[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """The axes of a mesh that a part of it was cut along; `()` if it is none of its own, whatever it is called."""
     covered: list[str] = []
     for name in mesh.mesh_dim_names or ():
         if name not in names and name not in aliases:
             return ()
         covered += aliases.get(name) or (name,)
-    return tuple(covered)
+    sizes = dict(zip(names, map(int, root.shape), strict=True))
+    if len(set(covered)) != len(covered) or not covered:
+        return ()
+    if math.prod(sizes[name] for name in covered) != math.prod(map(int, mesh.shape)):
+        return ()
+    layout = MeshLayout(tuple(Axis(n, s) for n, s in sizes.items()), tuple(_copies(root)[0]))
+    groups = layout.groups(*covered)
+    # Older torch knows the copy of this process alone.
+    return tuple(covered) if all(tuple(copy) in groups for copy in _copies(mesh)[:1]) else ()
 
 
 def _copies(mesh: Any) -> list[list[int]]:
@@ -215,22 +266,17 @@ def _backends(mesh: Any, names: Sequence[str]) -> dict[str, tuple[str, bool]]:
     for index, name in enumerate(names):
         try:
             group = mesh.get_group(index)
-            found[name] = str(distributed.get_backend(group)), group is distributed.group.WORLD
+            found[name] = backend_of(group), group is distributed.group.WORLD
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError):
             # This process is not on the mesh, or the axis has a group of its own that is none.
             continue
     return found
 
 
-def _notes(
-    ranks: Sequence[int], rank: int | None, coordinate: tuple[int, ...] | None, alive: bool
-) -> list[str]:
-    notes = []
-    if alive and rank is not None and rank not in ranks:
-        notes.append(f"This process (rank {rank}) is not on the mesh.")
-    if list(ranks) != sorted(ranks):
-        notes.append(
-            "Ranks are not in ascending order here, while torch sorts the ranks of a group: get_local_rank() and the "
-            "coordinate can differ."
-        )
-    return notes
+def _notes(layout: MeshLayout, mesh: Any) -> Iterator[str]:
+    if layout.rank is not None and layout.rank not in layout.place_of:
+        yield f"This process (rank {layout.rank}) is not on the mesh."
+    given = tuple(mesh.mesh_dim_names or layout.names)
+    if given != layout.names:
+        yield f"Torch has the names {given!r} for its axes; they are {layout.names!r} here."
+    yield from of_order(layout)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from metaviz.core.units import plural
 from metaviz.errors import BadMesh
 
 STATES = ("unavailable", "planned", "simulated", "waiting", "ready", "stale")
@@ -69,7 +71,7 @@ class MeshLayout:
     device_type: str = "cuda"
     ranks_per_host: int | None = None
     focus: tuple[str, ...] = ()
-    aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     reason: str = ""
     step: str | None = None
@@ -86,12 +88,19 @@ class MeshLayout:
         for axis in self.axes:
             if axis.size < 1:
                 raise BadMesh(f"The axis {axis.name!r} has the size {axis.size}, and sizes are 1 or more.")
-        if self.ranks and len(self.ranks) != self.size:
-            raise BadMesh(f"{self.shape_words} needs {self.size:,} ranks, and there are {len(self.ranks):,}.")
+        places = math.prod(self.shape)
+        if self.ranks and len(self.ranks) != places:
+            what = self.shape_words or "A mesh without axes"
+            raise BadMesh(f"{what} needs {plural(places, 'rank')}, and there are {len(self.ranks):,}.")
         if len(set(self.ranks)) != len(self.ranks):
             raise BadMesh(f"A rank stands in one place only, and {_first_twice(self.ranks)} is there twice.")
-        if self.ranks_per_host is not None and self.ranks_per_host < 1:
-            raise BadMesh(f"ranks_per_host={self.ranks_per_host}: a host has one rank or more.")
+        hosts = self.ranks_per_host
+        if hosts is not None and (isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1):
+            raise BadMesh(f"ranks_per_host={hosts!r}: a host has one rank or more. Next: ranks_per_host=8")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A rank sends its layout to who draws it: the way back to a thing of this process stays here.
+        return {**self.__dict__, "origin": None}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,8 +114,8 @@ class MeshLayout:
 
     @property
     def size(self) -> int:
-        """How many places there are."""
-        return math.prod(self.shape)
+        """How many places there are; 0 while nothing is known."""
+        return math.prod(self.shape) if self.axes else len(self.ranks)
 
     @property
     def shape_words(self) -> str:
@@ -135,6 +144,8 @@ class MeshLayout:
             BadMesh: The rank is not on the mesh.
         """
         place = self.place_of.get(rank)
+        if place is None and not self.ranks:
+            raise BadMesh(f"Nothing stands on this mesh yet: it is {self.state}. Next: layout.reason")
         if place is None:
             raise BadMesh(
                 f"Rank {rank} is not on this mesh, which has {self.size:,} ranks from {min(self.ranks, default=0)} to "
@@ -153,6 +164,8 @@ class MeshLayout:
         )
         if not fits:
             raise BadMesh(f"There is no place {tuple(coordinate)} on {self.shape_words}.")
+        if not self.ranks:
+            raise BadMesh(f"Nothing stands on this mesh yet: it is {self.state}. Next: layout.reason")
         return self.ranks[sum(at * stride for at, stride in zip(coordinate, self.strides, strict=True))]
 
     def axis(self, name: str) -> int:
@@ -162,8 +175,29 @@ class MeshLayout:
             BadMesh: None has; the names there are are told.
         """
         if name not in self.names:
-            raise BadMesh(f"There is no axis {name!r}. There are: {', '.join(self.names)}.")
+            there = (
+                f"There are: {', '.join([*self.names, *self.aliases])}" if self.axes else "There is none yet"
+            )
+            raise BadMesh(f"There is no axis {name!r}. {there}.")
         return self.names.index(name)
+
+    def covered(self, names: str | Sequence[str]) -> tuple[str, ...]:
+        """The axes that some names stand for; the name of a flattened axis stands for those that it covers.
+
+        Raises:
+            BadMesh: There is no such axis, or one is meant twice.
+        """
+        wanted = (names,) if isinstance(names, str) else names
+        if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+            raise BadMesh(
+                f"An axis is named by a string, not by {names!r}. There are: {', '.join(self.names)}."
+            )
+        found = tuple(itertools.chain.from_iterable(self.aliases.get(name) or (name,) for name in wanted))
+        for name in found:
+            self.axis(name)
+        if len(set(found)) != len(found):
+            raise BadMesh(f"{', '.join(map(repr, wanted))}: an axis is meant twice. Name each once.")
+        return found
 
     def group(self, name: str, rank: int | None = None) -> tuple[int, ...]:
         """The ranks that a rank communicates with along an axis, itself included, in the order of the mesh.
@@ -175,20 +209,22 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such axis, or the rank is not on the mesh.
         """
-        covered = self.aliases.get(name) or (name,)
-        axes = [self.axis(each) for each in covered]
-        whose = rank if rank is not None else self.rank if self.rank in self.place_of else self.ranks[0]
-        self.coordinate_of(whose)
-        start = self.place_of[whose] - self._offset_of(whose, axes)
+        axes = [self.axis(each) for each in self.covered(name)]
+        first = self.ranks[0] if self.ranks else 0
+        whose = rank if rank is not None else self.rank if self.rank in self.place_of else first
+        offset = self._offset_of(whose, axes)
+        start = self.place_of[whose] - offset
         return tuple(self.ranks[start + step] for step in self._steps(axes))
 
     def groups(self, *names: str) -> list[tuple[int, ...]]:
         """All groups along one axis, or along several as if they were one; the first name is the slowest.
 
         Raises:
-            BadMesh: There is no such axis.
+            BadMesh: There is no such axis, or one is meant twice.
         """
-        axes = [self.axis(name) for name in names]
+        axes = [self.axis(name) for name in self.covered(names)]
+        if not self.ranks:
+            return []
         others = [axis for axis in range(len(self.axes)) if axis not in axes]
         inner = self._steps(axes)
         return [tuple(self.ranks[start + step] for step in inner) for start in self._steps(others)]
@@ -222,10 +258,19 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such axis.
         """
-        self.axis(name)
+        groups = self.groups(name)
         if self.ranks_per_host is None:
             return 0
-        return sum(len({rank // self.ranks_per_host for rank in group}) > 1 for group in self.groups(name))
+        return sum(len({rank // self.ranks_per_host for rank in group}) > 1 for group in groups)
+
+    @cached_property
+    def disordered(self) -> tuple[str, ...]:
+        """Axes along which ranks do not ascend. A group of torch has its ranks sorted, whatever the mesh says."""
+        if all(map(operator.lt, self.ranks, self.ranks[1:])):
+            return ()
+        return tuple(
+            name for name in self.names if any(list(group) != sorted(group) for group in self.groups(name))
+        )
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -236,31 +281,26 @@ class MeshLayout:
         """All coordinates in the order of `ranks`."""
         return itertools.product(*(range(size) for size in self.shape))
 
-    def flattened(self, names: Sequence[str], alias: str) -> MeshLayout:
+    def flattened(self, names: str | Sequence[str], alias: str) -> MeshLayout:
         """The same layout with some axes also known under one name.
 
         Raises:
-            BadMesh: There is no such axis, or the name is taken.
+            BadMesh: There is no such axis, one is meant twice, or the name is taken.
         """
-        for name in names:
-            self.axis(name)
+        covered = self.covered(names)
         if alias in self.names or alias in self.aliases:
             raise BadMesh(
-                f"{alias!r} is the name of another axis. Next: layout.flattened({list(names)!r}, 'other')"
+                f"{alias!r} is the name of another axis. Next: layout.flattened({list(covered)!r}, 'other')"
             )
-        return dataclasses.replace(self, aliases={**self.aliases, alias: tuple(names)})
+        return dataclasses.replace(self, aliases={**self.aliases, alias: covered})
 
     def __getitem__(self, names: str | tuple[str, ...]) -> MeshLayout:
         """The same layout with some of its axes in focus, as slicing a DeviceMesh does.
 
         Raises:
-            BadMesh: There is no such axis.
+            BadMesh: There is no such axis, or one is meant twice.
         """
-        wanted = (names,) if isinstance(names, str) else tuple(names)
-        covered = tuple(itertools.chain.from_iterable(self.aliases.get(name) or (name,) for name in wanted))
-        for name in covered:
-            self.axis(name)
-        return dataclasses.replace(self, focus=covered)
+        return dataclasses.replace(self, focus=self.covered(names))
 
     def __str__(self) -> str:
         return self._draw("text")

@@ -19,6 +19,7 @@ from metaviz.core.world import world as known_world
 from metaviz.errors import BadMesh
 
 _ORDER = ("ready", "simulated", "waiting", "planned", "stale", "unavailable")
+_LIGHTNING = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 _TITAN = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -133,13 +134,21 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
     """What has a mesh among some names; the state of the process where there is nothing."""
     found: dict[str, MeshLayout] = {}
     seen: set[int] = set()
+    wrong: BadMesh | None = None
     for name, thing in list(namespace.items()):
         if name.startswith("_") or id(thing) in seen or isinstance(thing, type):
             continue
         seen.add(id(thing))
-        layout = mesh_of(thing, ranks_per_host)
+        try:
+            layout = mesh_of(thing, ranks_per_host)
+        except BadMesh as error:
+            # It does not hide the others.
+            wrong = wrong or BadMesh(f"{name}: {error}")
+            continue
         if layout is not None:
             found[name] = layout
+    if wrong is not None and not found:
+        raise wrong
     if len(found) == 1:
         return next(iter(found.values()))
     # What is there comes before what is awaited.
@@ -161,7 +170,7 @@ def nothing() -> MeshLayout:
 def mesh_of(thing: Any, ranks_per_host: int | None = None) -> MeshLayout | None:
     """The layout of something that has a mesh or will have one; None for all else. No property of it is asked."""
     if isinstance(thing, MeshLayout):
-        return thing
+        return thing if ranks_per_host is None else dataclasses.replace(thing, ranks_per_host=ranks_per_host)
     if isinstance(thing, Simulation):
         return thing.layout
     if is_mesh(thing):
@@ -183,9 +192,9 @@ def _inside(thing: Any, space: Mapping[str, Any]) -> Iterator[Any]:
     for name in ("_device_mesh", "device_mesh", "_world_mesh", "world_mesh"):
         if is_mesh(space.get(name)):
             yield space[name]
-    module = type(thing).__module__
-    if module.startswith(("lightning", "pytorch_lightning")):
-        for name in ("_strategy", "strategy", "_accelerator_connector", "_connector"):
+    # Of its bases, too: people subclass a Trainer or a module.
+    if any(cls.__module__.startswith(_LIGHTNING) for cls in type(thing).__mro__):
+        for name in ("_strategy", "strategy", "_accelerator_connector", "_connector", "_trainer", "_fabric"):
             if space.get(name) is not None:
                 yield space[name]
     if issubclass(type(thing), nn.Module):
@@ -200,7 +209,10 @@ def _inside(thing: Any, space: Mapping[str, Any]) -> Iterator[Any]:
 
 def _is_sharded(tensor: Any) -> bool:
     """Whether something is a DTensor; its class is looked up by name, so that nothing is imported for it."""
-    return any(cls.__name__ == "DTensor" for cls in type(tensor).__mro__)
+    return any(
+        cls.__name__ == "DTensor" and cls.__module__.startswith("torch.distributed")
+        for cls in type(tensor).__mro__
+    )
 
 
 def _space(thing: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from metaviz.core.devicemesh import read
 from metaviz.core.layout import MeshLayout
@@ -44,10 +45,10 @@ class Simulation:
         rank = layout.rank if layout.rank is not None else layout.ranks[0]
         self._stack.enter_context(simulated(layout.world or max(layout.ranks) + 1, rank))
         try:
-            # No mode of the caller's shall make these numbers meta or fake.
-            with torch.device("cpu"):
+            # No mode of the caller's shall make these numbers meta or fake: torch computes with them.
+            with _disable_current_modes(), torch.device("cpu"):
                 ranks = torch.tensor(layout.ranks).reshape(layout.shape)
-            self.device_mesh: Any = DeviceMesh(layout.device_type, ranks, mesh_dim_names=layout.names)
+                self.device_mesh: Any = DeviceMesh(layout.device_type, ranks, mesh_dim_names=layout.names)
         except BaseException:
             self._stack.close()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from metaviz.errors import BadMesh
 
 # More ranks than any machine has, and still quick to lay out.
 MOST = 1 << 20
+# Longer than any size that is laid out; Python refuses to read numbers of thousands of digits.
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _PART = re.compile(r"\s*([^=:,\s]*)\s*(?:([=:])\s*([^,]*?))?\s*")
 
 
@@ -41,8 +44,10 @@ def planned(
     Raises:
         BadMesh: It cannot be read (the place is pointed at), or the sizes do not go together.
     """
+    order = None if ranks is None else _ranks(ranks)
+    _check_options(world, order, device_type)
     sizes = _read(spec) if isinstance(spec, str) else _checked(spec)
-    sizes = _completed(sizes, world, ranks)
+    sizes = _completed(sizes, world, order)
     size = math.prod(sizes.values())
     if size > MOST:
         raise BadMesh(f"{_words(sizes)} has {size:,} ranks, and more than {MOST:,} are not laid out.")
@@ -50,16 +55,45 @@ def planned(
         raise BadMesh(_too_many(sizes, size, world))
     layout = MeshLayout(
         tuple(Axis(name, each) for name, each in sizes.items()),
-        tuple(range(size)) if ranks is None else tuple(int(each) for each in ranks),
+        tuple(range(size)) if order is None else order,
         rank=rank,
-        world=world if world is not None else size if ranks is None else None,
+        world=world if world is not None else size if order is None else None,
         device_type=device_type,
         ranks_per_host=ranks_per_host,
         reason="This is a plan: no process was started, and none is needed to look at it.",
     )
-    if rank is not None:
+    if rank is not None and (world is None or not 0 <= rank < world):
+        # A rank of the job that the mesh leaves out can be looked at, too: it is told that it would idle.
         layout.coordinate_of(rank)
     return dataclasses.replace(layout, notes=tuple(notes(layout, model)))
+
+
+def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks as numbers, each once and none below 0."""
+    try:
+        order = tuple(operator.index(each) for each in ranks)
+    except TypeError:
+        raise BadMesh(
+            f"ranks are numbers, row by row, and not {ranks!r:.60}. Next: ranks=[0, 1, 2, 3]"
+        ) from None
+    if any(each < 0 for each in order):
+        raise BadMesh(f"There is no rank {min(order)}: ranks are counted from 0.")
+    return order
+
+
+def _check_options(world: int | None, ranks: tuple[int, ...] | None, device_type: str) -> None:
+    if world is not None and (isinstance(world, bool) or not isinstance(world, int) or world < 1):
+        raise BadMesh(f"world={world!r}: a job has one rank or more. Next: world=8")
+    if world is not None and world > MOST:
+        raise BadMesh(f"A world of {world:,} ranks: more than {MOST:,} are not laid out.")
+    if world is not None and ranks and max(ranks) >= world:
+        raise BadMesh(
+            f"There is no rank {max(ranks)} in a world of {world:,}, whose last one is {world - 1}."
+        )
+    if not isinstance(device_type, str) or not device_type.isidentifier():
+        raise BadMesh(
+            f'device_type={device_type!r}: it is the kind alone, without a number. Next: device_type="cuda"'
+        )
 
 
 def _read(spec: str) -> dict[str, int]:
@@ -68,32 +102,21 @@ def _read(spec: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     start = 0
     for part in spec.split(","):
-        name, sign, size = _PART.fullmatch(part).groups() if _PART.fullmatch(part) else (None, None, None)
         at = start + len(part) - len(part.lstrip())
-        if not name:
-            _point(
-                spec,
-                at,
-                "here the name of an axis is missing"
-                if part.strip(" =:") == "" or sign
-                else "this is no name=size",
-            )
-        if sign is None or not size:
-            _point(spec, start + len(part.rstrip()), f"the size of {name!r} is missing")
-        if not re.fullmatch(r"[+-]?\d+", size):
-            _point(
-                spec,
-                start + part.index(size, part.index(sign) + 1),
-                "a size is a number, or -1 for what is left",
-            )
+        found = _PART.fullmatch(part)
+        if found is None:
+            _point(spec, at, "this is no name=size")
+        name, sign, size = found.groups()
+        if not name or (sign is None and _NUMBER.fullmatch(name)):
+            _point(spec, at, "here the name of an axis is missing")
         if name in sizes:
             _point(spec, at, f"{name!r} is there twice")
+        if not size:
+            _point(spec, start + len(part.rstrip()), f"the size of {name!r} is missing")
+        if not _NUMBER.fullmatch(size):
+            _point(spec, start + found.start(3), "a size is a number, or -1 for what is left")
         if int(size) < 1 and int(size) != -1:
-            _point(
-                spec,
-                start + part.index(size, part.index(sign) + 1),
-                "sizes are 1 or more, or -1 for what is left",
-            )
+            _point(spec, start + found.start(3), "sizes are 1 or more, or -1 for what is left")
         sizes[name] = int(size)
         start += len(part) + 1
     return sizes
@@ -101,7 +124,7 @@ def _read(spec: str) -> dict[str, int]:
 
 def _point(spec: str, at: int, why: str) -> None:
     """Raise with a caret below the place."""
-    line = spec.replace("\n", " ").replace("\t", " ")
+    line = re.sub(r"\s", " ", spec)
     raise BadMesh(
         f'This mesh cannot be read:\n  {line}\n  {" " * at}^ {why}\nNext: metaviz.mesh("dp=2,tp=4")'
     )
@@ -110,7 +133,7 @@ def _point(spec: str, at: int, why: str) -> None:
 def _checked(spec: Mapping[str, int]) -> dict[str, int]:
     sizes = {}
     for name, size in spec.items():
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name.strip():
             raise BadMesh(
                 f'An axis is called {name!r}, and names are strings. Next: metaviz.mesh({{"dp": 2, "tp": 4}})'
             )

@@ -50,7 +50,7 @@ def world() -> World:
         )
     if not distributed.is_initialized():
         return _awaited()
-    backend = str(distributed.get_backend())
+    backend = backend_of()
     rank, size = distributed.get_rank(), distributed.get_world_size()
     if backend == "fake":
         reason = (
@@ -62,8 +62,18 @@ def world() -> World:
     )
 
 
+def backend_of(group: Any = None) -> str:
+    """What a group communicates with, such as `"gloo"`; the default group if None."""
+    import torch.distributed as distributed
+
+    name = str(distributed.get_backend(group))
+    # The name of a group that was started without one: it has a backend for each kind of device.
+    return str(distributed.get_backend_config(group)) if name == "undefined" else name
+
+
 def _awaited() -> World:
-    found = {name: os.environ.get(name) for name in VARIABLES}
+    # Torch takes an empty variable for one that is not set.
+    found = {name: os.environ.get(name) or None for name in VARIABLES}
     missing = [name for name, value in found.items() if value is None]
     rank, size = _number(found["RANK"]), _number(found["WORLD_SIZE"])
     if not missing:
@@ -107,16 +117,18 @@ def simulated(size: int, rank: int = 0) -> Iterator[None]:
             f"There is a process group already ({distributed.get_backend()}, {distributed.get_world_size()} ranks), "
             "and a process has one at most. It is left alone. Next: torch.distributed.destroy_process_group()"
         )
-    # Each start wraps the hook once more, and no end unwraps it.
     hook = sys.excepthook
     distributed.init_process_group(store=_store(), backend="fake", rank=rank, world_size=size)
-    own = distributed.group.WORLD
+    # Each start wraps the hook once more, and no end unwraps it.
+    own, wrapped = distributed.group.WORLD, sys.excepthook
     try:
         yield
     finally:
         if distributed.is_initialized() and distributed.group.WORLD is own:
             distributed.destroy_process_group()
-        sys.excepthook = hook
+        if sys.excepthook is wrapped:
+            # Another one was set by somebody else meanwhile, and is theirs.
+            sys.excepthook = hook
 
 
 def _store() -> Any:
