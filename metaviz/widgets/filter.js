@@ -101,11 +101,13 @@ function byName(test) {
 /**
  * A path or glob that may begin anywhere: "layers.*.mlp", "attn.q" (the first part may be the end of a name, the last
  * one the beginning of one). `*` is one part, `**` any number of them.
- * @param {string} text
+ * @param {string} text @returns {string | ((rows: Rows) => Uint8Array)}
  */
 function along(text) {
   const isGlob = /[*?]/.test(text);
   const parts = text.toLowerCase().split(".");
+  // One bit each, see below.
+  if (parts.length > 31) return `A path of ${parts.length} parts is too long to look for: 31 is the most`;
   const tests = parts.map((part, at) => {
     if (part === "**") return null;
     if (isGlob) return new RegExp(`^${part.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".")}$`);
@@ -117,7 +119,7 @@ function along(text) {
     const found = new Uint8Array(rows.count);
     // Bit k of a row: the first k parts have been met on the way down to it.
     const met = new Uint32Array(rows.count);
-    const last = Math.min(tests.length, 31);
+    const last = tests.length;
     met[0] = skipped(1, tests);
     for (let row = 1; row < rows.count; row++) {
       const above = met[rows.parents[row]];

@@ -54,17 +54,23 @@ class Keys {
 
   /** Go to the next row that begins with what is typed. @param {string} letter @param {Scene} scene */
   _type(letter, scene) {
-    const now = performance.now(), { list } = this.view, { count, nodes } = scene.shown;
+    const now = performance.now(), { list } = this.view;
     this.typed = { text: (now - this.typed.at < 700 ? this.typed.text : "") + letter.toLowerCase(), at: now };
-    const { text } = this.typed;
+    const { text } = this.typed, first = text[0];
     // One letter goes on to the next one; more of them look again from where we are.
     const start = list.active + (text.length === 1 ? 1 : 0);
+    const found = this._begins(text, start, scene);
+    // A letter that is typed again and again goes on, too, unless there is such a name.
+    const again = found < 0 && text === first.repeat(text.length) ? this._begins(first, list.active + 1, scene) : found;
+    if (again >= 0) list.go(again);
+  }
+
+  /** Where the next row is whose name begins with a text, or -1. @param {string} text @param {number} start @param {Scene} scene */
+  _begins(text, start, { rows, shown: { count, nodes } }) {
     for (let tried = 0; tried < count; tried++) {
       const at = (start + tried) % count;
-      if (scene.rows.label(nodes[at]).toLowerCase().startsWith(text)) {
-        list.go(at);
-        return;
-      }
+      if (rows.label(nodes[at]).toLowerCase().startsWith(text)) return at;
     }
+    return -1;
   }
 }

@@ -85,7 +85,8 @@ async function copied(text) {
 
 /** A text with what was searched for marked. @param {string} text @param {string[]} wanted lower case */
 function marked(text, wanted) {
-  const nodes = [], lower = text.toLowerCase();
+  // Some letters are longer when they are small ("İ"); then only what is written alike is found.
+  const nodes = [], small = text.toLowerCase(), lower = small.length === text.length ? small : text;
   let at = 0;
   while (wanted.length && at < text.length) {
     let begin = -1, length = 0;
