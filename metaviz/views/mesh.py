@@ -12,12 +12,14 @@ from metaviz.core.units import format_bytes, format_exact, format_shape, plural
 from metaviz.views import svg
 from metaviz.views.lines import clean
 from metaviz.views.pieces import code_block, page
+from metaviz.views.svg import title
 
-SYMBOLS = {"unavailable": "✗", "planned": "✎", "simulated": "≈", "waiting": "…", "ready": "●", "stale": "✗"}
 # So many numbers fit on a line of a terminal, and so many lines are read.
 _WIDE, _HIGH = 16, 16
 _GROUP = 16
 _OWNERS = 24
+# Of the name of an axis, where others stand below it.
+_HEAD = 40
 
 
 def draw(thing: Any, how: str, **options: Any) -> Any:
@@ -29,18 +31,6 @@ def draw(thing: Any, how: str, **options: Any) -> Any:
             "".join(f"<h4>{escape(clean(name))}</h4>{html(each)}" for name, each in thing.found.items())
         )
     return {"text": text, "html": html, "svg": svg.svg}[how](thing, **options)
-
-
-def title(layout: MeshLayout) -> str:
-    """A mesh in a line: `"● ready  dp=2 × tp=4, 8 ranks, cuda"`."""
-    parts = [f"{SYMBOLS[layout.state]} {layout.state}"]
-    if layout.axes:
-        hosts = layout.hosts
-        on = f" on {plural(hosts, 'host')} (assumed {layout.ranks_per_host} a host)" if hosts else ""
-        parts.append(f"{layout.shape_words}, {plural(layout.size, 'rank')}{on}, {layout.device_type}")
-    elif layout.world:
-        parts.append(plural(layout.world, "rank"))
-    return clean("  ".join(parts), 400)
 
 
 def facts(layout: MeshLayout, rank: int | None = None) -> list[tuple[str, str]]:
@@ -60,7 +50,8 @@ def facts(layout: MeshLayout, rank: int | None = None) -> list[tuple[str, str]]:
     found += [(alias, f"{' and '.join(covered)}, flattened") for alias, covered in layout.aliases.items()]
     if layout.focus:
         found.append(("in focus", ", ".join(layout.focus)))
-    if layout.idle:
+    # Of a mesh that is not there yet nobody is left out.
+    if layout.ranks and layout.idle:
         found.append(("idle", f"{_ranks(layout.idle)}: not on the mesh"))
     found += [("note", note) for note in layout.notes]
     return found
@@ -99,7 +90,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 def text(layout: MeshLayout, **options: Any) -> str:
     """A mesh as text: a grid of ranks for the two fastest axes, a block for each place on the others."""
     lines = [title(layout), *_grids(layout)]
-    known = facts(layout)
+    known = [(clean(head, _HEAD), said) for head, said in facts(layout)]
     width = max((len(head) for head, _ in known), default=0)
     lines += [f"{head:<{width}}  {clean(said, 1000)}" for head, said in known]
     if layout.step:
@@ -120,9 +111,8 @@ def _grids(layout: MeshLayout) -> list[str]:
         start = block * rows * columns
         if len(layout.axes) > 2:
             coordinate = layout.coordinate_of(layout.ranks[start])[:-2]
-            lines.append(
-                "  " + ", ".join(f"{n}={at}" for n, at in zip(layout.names, coordinate, strict=False))
-            )
+            where = zip(layout.names, coordinate, strict=False)
+            lines.append("  " + ", ".join(f"{clean(name, _HEAD)}={at}" for name, at in where))
         for row in range(min(rows, _HIGH)):
             ranks = layout.ranks[start + row * columns : start + row * columns + columns]
             cells = "".join(f"{_marked(layout, rank):>{width}}" for rank in ranks[:_WIDE])
@@ -144,7 +134,7 @@ def html(layout: MeshLayout, **options: Any) -> str:
         f"<dt>{escape(clean(head))}</dt> <dd>{escape(clean(said, 1000))}</dd>" for head, said in facts(layout)
     )
     step = f"<p>Next:</p>{code_block(layout.step)}" if layout.step else ""
-    return page(f"<p><b>{escape(title(layout))}</b></p>{svg.svg(layout)}<dl>{rows}</dl>{step}")
+    return page(f"<p><b>{escape(title(layout))}</b></p>{svg.svg(layout, legend=False)}<dl>{rows}</dl>{step}")
 
 
 def sharding_text(sharding: Sharding) -> str:

@@ -107,19 +107,23 @@ class MeshWidget(anywidget.AnyWidget):
             self._show(found)
 
     def _show(self, layout: MeshLayout) -> None:
+        if layout.state == "waiting" != self._mesh.state:
+            self._since = datetime.datetime.now()
         self._mesh = layout
         if self.rank is not None and self.rank not in layout.place_of:
             self.rank = None
         if self.colour and self.colour not in layout.names:
             self.colour = ""
-        self._axes = [[clean(axis.name), axis.size, svg.hue_of(layout, axis.name)] for axis in layout.axes]
+        self._axes = [
+            [clean(axis.name), axis.size, svg.hue_of(layout, axis.name), axis.name] for axis in layout.axes
+        ]
         self._state, self._title = layout.state, words.title(layout)
         self._step = layout.step or ""
         self._draw()
 
     def _draw(self) -> None:
         layout, rank = self._mesh, self.rank
-        self._svg = svg.svg(layout, rank=rank, colour=self.colour or None)
+        self._svg = svg.svg(layout, rank=rank, colour=self.colour or None, legend=False)
         found = [(clean(head), clean(text, 1000)) for head, text in words.facts(layout, rank)]
         if layout.state == "waiting":
             found.append(("since", f"{self._since:%H:%M:%S}; this looks again after each cell"))
@@ -140,11 +144,9 @@ class MeshWidget(anywidget.AnyWidget):
 
     @traitlets.validate("colour")
     def _known_colour(self, proposal: Any) -> str:
-        wanted = proposal["value"]
-        name = next((name for name in self._mesh.names if clean(name) == wanted), wanted)
-        if name:
-            self._mesh.axis(name)
-        return name
+        if proposal["value"]:
+            self._mesh.axis(proposal["value"])
+        return proposal["value"]
 
     @traitlets.observe("rank", "colour")
     def _changed(self, change: Any) -> None:
@@ -157,6 +159,9 @@ class MeshWidget(anywidget.AnyWidget):
             rank = self._mesh.ranks[change["new"]]
             if rank != self.rank and not (self.rank is None and rank == self._mesh.rank):
                 self.rank = rank
+        elif change["new"] >= 0:
+            # From a browser that still shows an older mesh.
+            self._draw()
 
     @traitlets.observe("_chosen")
     def _chosen_there(self, change: Any) -> None:
@@ -183,7 +188,9 @@ def _asking(what: Any, ranks_per_host: int | None, namespace: Any) -> Callable[[
             return _asking(
                 origin, what.ranks_per_host if ranks_per_host is None else ranks_per_host, namespace
             )
-        if what.ranks or what.state == "planned":
+        # One that was found among the names is looked for there again.
+        found = namespace is not None and among(namespace(), ranks_per_host) == what
+        if what.state == "planned" or (what.ranks and not found):
             return lambda: what
         what = None
     if what is None:
@@ -208,13 +215,16 @@ def _asking(what: Any, ranks_per_host: int | None, namespace: Any) -> Callable[[
 
 def _answer(widget: MeshWidget, message: Any, buffers: Any) -> None:
     """Answer a wish of the browser, once."""
-    number = message.get("id")
+    number, wish = message.get("id"), message.get("do")
+    found = {}
     try:
-        if message.get("do") == "look":
+        if wish == "look":
             widget.follow_now()
-        elif message.get("do") != "ping":
-            raise MetavizError(f"The front end asks for {message.get('do')!r}, which is not known here.")
+        elif wish == "svg":
+            found["svg"] = svg.svg(widget.mesh, rank=widget.rank, colour=widget.colour or None)
+        elif wish != "ping":
+            raise MetavizError(f"The front end asks for {wish!r}, which is not known here.")
     except Exception as error:
         widget.send({"id": number, "ok": False, "kind": "error", "text": str(error), "next": ""})
     else:
-        widget.send({"id": number, "ok": True})
+        widget.send({"id": number, "ok": True, **found})
