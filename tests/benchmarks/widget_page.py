@@ -11,8 +11,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -187,6 +189,7 @@ def notebook(cells: list[str]) -> Iterator[WidgetPage]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise SystemExit("There is no Chromium on PATH. Next, on Debian: apt-get install chromium")
+    leave_nothing()
     # The kernel inherits it.
     os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
     with LabServer() as server, sync_playwright() as driver:
@@ -213,20 +216,27 @@ def guarded(arguments: list[str], seconds: float, most: float = 8e9) -> str | di
     """
     script, *others = arguments
     command = [sys.executable, str(Path(__file__).parent / script), *others]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # What is ended leaves its folders: they are in one that is not.
+    folder = tempfile.TemporaryDirectory(prefix="metaviz-bench-", ignore_cleanup_errors=True)
+    inherited = os.environ | {"TMPDIR": folder.name}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=inherited)
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(running.stdout), daemon=True)
     reader.start()
     why, deadline = "", time.monotonic() + seconds
-    while running.poll() is None and not why:
-        time.sleep(0.25)
-        if time.monotonic() > deadline:
-            why = f"not back after {seconds:.0f} s"
-        elif _memory(running.pid) > most:
-            why = f"ended at {most / 1e9:.0f} GB of memory"
-    if why:
-        _end(running.pid)
-    running.wait()
+    leave_nothing()
+    try:
+        while running.poll() is None and not why:
+            time.sleep(0.25)
+            if time.monotonic() > deadline:
+                why = f"not back after {seconds:.0f} s"
+            elif _memory(running.pid) > most:
+                why = f"ended at {most / 1e9:.0f} GB of memory"
+    finally:
+        if running.poll() is None:
+            _end(running.pid)
+        running.wait()
+        folder.cleanup()
     reader.join(5)
     if why or running.returncode:
         return why or f"failed with status {running.returncode}"
@@ -250,8 +260,19 @@ def _memory(number: int) -> int:
 
 
 def _end(number: int) -> None:
-    family = _family(number)
-    for each in family:
+    """End a process and all that it has started; stopped first, so that none of them starts another one."""
+    stopped: list[psutil.Process] = []
+    while found := [each for each in _family(number) if each not in stopped]:
+        for each in found:
+            with contextlib.suppress(psutil.Error):
+                each.suspend()
+        stopped += found
+    for each in stopped:
         with contextlib.suppress(psutil.Error):
             each.kill()
-    psutil.wait_procs(family, timeout=10)
+    psutil.wait_procs(stopped, timeout=10)
+
+
+def leave_nothing() -> None:
+    """Have who ends this script end its server and kernels too: they are in process groups of their own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
