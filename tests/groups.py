@@ -36,6 +36,18 @@ def gloo(**options) -> contextlib.AbstractContextManager[None]:
     return _group(**({"backend": "gloo"} | options), store=dist.HashStore(), rank=0, world_size=1)
 
 
+@contextlib.contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """Tensors that are made without a device are on this one."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+        # torch 2.6 cannot tell its default device after that: it takes the empty context for one.
+        torch._GLOBAL_DEVICE_CONTEXT.__dict__.pop("device_context", None)
+
+
 @pytest.fixture(autouse=True)
 def no_group_stays() -> Iterator[None]:
     """Fail a test that leaves a process group or another excepthook behind."""

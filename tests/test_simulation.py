@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from groups import gloo, no_group_stays  # noqa: F401
+from groups import default_device, gloo, no_group_stays  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -94,12 +94,8 @@ def test_a_mesh_is_simulated_under_any_mode_of_the_caller(mode):
 
 
 def test_a_mesh_is_simulated_where_the_default_device_is_meta():
-    torch.set_default_device("meta")
-    try:
-        with metaviz.mesh("dp=2,tp=4", simulate=True) as world:
-            assert world.device_mesh.mesh.device.type == "cpu"
-    finally:
-        torch.set_default_device(None)
+    with default_device("meta"), metaviz.mesh("dp=2,tp=4", simulate=True) as world:
+        assert world.device_mesh.mesh.device.type == "cpu"
 
 
 def test_a_simulation_refuses_to_start_beside_a_group_and_leaves_it_alone():
@@ -130,9 +126,9 @@ def test_a_simulation_that_nobody_holds_any_more_is_over():
 
 def test_a_simulation_that_fails_to_start_leaves_nothing_behind():
     hook = sys.excepthook
-    # A layout that was put together by hand: torch refuses its rank.
-    with pytest.raises(Exception, match="rank"):
-        Simulation(MeshLayout((Axis("dp", 2),), (0, 1), rank=9, device_type="cpu"))
+    # A layout that was put together by hand: torch starts its world, and refuses its mesh.
+    with pytest.raises(RuntimeError, match="Mesh should not be bigger than default world size"):
+        Simulation(MeshLayout((Axis("dp", 2),), (0, 1), world=1, device_type="cpu"))
     assert not dist.is_initialized()
     assert sys.excepthook is hook
 
