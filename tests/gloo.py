@@ -20,7 +20,7 @@ _TESTS = Path(__file__).parent
 
 
 def together(
-    work: Callable[..., Any], folder: Path, *args: Any, many: int = 4, timeout: int = 200
+    work: Callable[..., Any], folder: Path, *args: Any, many: int = 4, timeout: int = 280
 ) -> list[Any]:
     """What `work(rank, *args)` returns in each of many processes of one group; it is a function of a test module.
 
@@ -58,7 +58,7 @@ def _start(rank: int, many: int, folder: str, module: str, name: str, args: str)
 
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
-    dist.init_process_group("gloo", meet, timedelta(seconds=60), world_size=many, rank=rank)
+    dist.init_process_group("gloo", meet, timedelta(seconds=150), world_size=many, rank=rank)
     try:
         given = getattr(importlib.import_module(module), name)(rank, *json.loads(args))
         torch.save(given, f"{folder}/{rank}.pt")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from shards import local, worlds  # noqa: F401
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -26,23 +25,6 @@ from metaviz.errors import BadMesh, UnknownPath
 pytestmark = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
 
 PLAN = "dp=2,tp=4"
-
-
-@pytest.fixture
-def simulated() -> Iterator[Callable[..., Any]]:
-    """``simulated("dp=2,tp=2", rank=1)`` is a mesh under the fake backend; all are closed in the end."""
-    hook, worlds = sys.excepthook, []
-
-    def start(plan: str, rank: int = 0) -> Any:
-        while worlds:
-            worlds.pop().close()
-        worlds.append(metaviz.mesh(plan, simulate=True, rank=rank))
-        return worlds[-1].device_mesh
-
-    yield start
-    while worlds:
-        worlds.pop().close()
-    assert not torch.distributed.is_initialized() and sys.excepthook is hook
 
 
 class Block(nn.Module):
@@ -69,10 +51,6 @@ CUTS = {"tokens": 0, "up": 0, "down": 1}
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def real(mesh: Any, model: nn.Module, styles: dict[str, Any], data: tuple[str, ...] = ("dp",)) -> nn.Module:
@@ -219,6 +197,8 @@ def test_tensors_that_torch_does_not_register_are_not_cut():
     model.hidden = [nn.Parameter(torch.zeros(4))]
     load = metaviz.sharding(model, mesh=metaviz.mesh("dp=2,tp=2"), tp={"": 0})
     assert {each.path: each.shape_on(0) for each in load.shardings} == {"weight": (1, 2), "hidden[0]": (4,)}
+    # It looks like a glob, and is the path of one tensor.
+    assert metaviz.sharding(model, "hidden[0]", mesh=metaviz.mesh("dp=2")).shape_on(1) == (4,)
 
 
 @pytest.mark.parametrize(

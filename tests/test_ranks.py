@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
 import torch
 from gloo import together
+from shards import counted, cut, local
 from torch import nn
 
 import metaviz
@@ -37,14 +37,6 @@ def net() -> Net:
     return Net()
 
 
-def cut(whole: torch.Tensor, runs: Any) -> torch.Tensor:
-    """The part of a tensor that is in some runs of each dim."""
-    for dim, held in enumerate(runs):
-        indices = [index for start, end in held for index in range(start, end)]
-        whole = whole.index_select(dim, torch.tensor(indices, dtype=torch.int64))
-    return whole
-
-
 def on_rank(rank: int) -> dict[str, Any]:
     """What a rank holds of a model on each mesh, and what metaviz says on it of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -53,7 +45,7 @@ def on_rank(rank: int) -> dict[str, Any]:
     for shape in SHAPES:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
         model = sharded(mesh)
-        held = {name: local(value) for name, value in model.state_dict().items()}
+        held = {name: local(value).detach().clone() for name, value in model.state_dict().items()}
         said = {
             name: [metaviz.sharding(value).slices(each) for each in range(4)]
             for name, value in model.named_parameters()
@@ -83,10 +75,6 @@ def sharded(mesh: Any) -> nn.Module:
     return model
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local().detach().clone() if hasattr(tensor, "to_local") else tensor
-
-
 def groups(mesh: Any) -> dict[str, tuple[int, ...]]:
     from torch.distributed import get_process_group_ranks
 
@@ -112,10 +100,6 @@ def others(mesh: Any) -> list[tuple[str, Any, torch.Tensor]]:
         (name, [metaviz.sharding(each).slices(rank) for rank in range(4)], local(each))
         for name, each in found
     ]
-
-
-def counted(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
 
 
 @pytest.fixture(scope="module")

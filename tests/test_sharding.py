@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shards import counted, cut, worlds  # noqa: F401
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _utils as torch_utils
@@ -26,35 +25,6 @@ from metaviz.errors import BadMesh
 pytestmark = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
 
 FLOAT = torch.float32
-
-
-@pytest.fixture
-def simulated() -> Iterator[Callable[..., Any]]:
-    """``simulated("dp=2,tp=2", rank=1)`` is a mesh under the fake backend; all are closed in the end."""
-    hook, worlds = sys.excepthook, []
-
-    def start(plan: str, rank: int = 0) -> Any:
-        while worlds:
-            worlds.pop().close()
-        worlds.append(metaviz.mesh(plan, simulate=True, rank=rank))
-        return worlds[-1].device_mesh
-
-    yield start
-    while worlds:
-        worlds.pop().close()
-    assert not torch.distributed.is_initialized() and sys.excepthook is hook
-
-
-def counted(shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor in which each value is there once."""
-    return torch.arange(math.prod(shape)).reshape(shape)
-
-
-def cut(whole: torch.Tensor, runs: Any) -> torch.Tensor:
-    for dim, held in enumerate(runs):
-        indices = [index for start, end in held for index in range(start, end)]
-        whole = whole.index_select(dim, torch.tensor(indices, dtype=torch.int64))
-    return whole
 
 
 def over(plan: str, shape: tuple[int, ...], **placements: Placement) -> Sharding:
@@ -272,9 +242,16 @@ def test_the_load_of_tensors_on_several_meshes_goes_by_the_mesh_of_each():
         Sharding("b", (3,), FLOAT, grid, {"dp": shard(0)}),
         Sharding("c", (5,), FLOAT, half, {"dp": shard(0)}),
     ]
-    # a: 2, 2, 2, 1; b: 2 on 0 and 2, 1 on 1 and 3; c: 3 and 2, nothing beyond.
+    # Rows of a: 2, 2, 2, 1; b: 2 on 0 and 2, 1 on 1 and 3; c: 3 and 2, nothing beyond.
     assert load(shardings).nbytes == {0: 28, 1: 20, 2: 16, 3: 8}
     assert load(shardings[::-1]).nbytes == {0: 28, 1: 20, 2: 16, 3: 8}
+
+
+def test_tensors_of_one_shape_count_by_their_dtypes():
+    layout, placements = metaviz.mesh("tp=2"), {"tp": shard(0)}
+    dtypes = (torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)
+    total = load([Sharding("", (3,), dtype, layout, placements) for dtype in dtypes])
+    assert (total.nbytes, total.whole) == ({0: 18, 1: 9}, 27)
 
 
 def test_a_load_is_a_line_and_no_load_is_refused():
@@ -366,6 +343,14 @@ def test_a_sharding_outlives_the_group_of_its_mesh(simulated):
     sharding = metaviz.sharding(tensor)
     assert sharding.layout.state == "stale"
     assert [sharding.slices(rank) for rank in range(4)] == [(((0, 3),),)] * 2 + [(((3, 6),),)] * 2
+
+
+def test_dims_that_are_counted_from_the_end_are_told_from_the_start(simulated):
+    tensor = distribute_tensor(torch.ones(3, 6), simulated("dp=2"), [Shard(1)])
+    # Torch counts them anew in most of its functions; what is made by hand may still have them.
+    tensor._spec.placements = (Shard(-1),)
+    sharding = metaviz.sharding(tensor)
+    assert sharding.words == ["dp: dim 1 (6) is cut in 2"] and sharding.shape_on(1) == (3, 3)
 
 
 def test_a_placement_that_is_none_of_torch_is_refused_and_not_taken_for_a_copy(simulated):
