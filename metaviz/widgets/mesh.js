@@ -166,7 +166,7 @@ class MeshView {
     const before = sign?.textContent ?? "";
     if (before && !SIGNS.includes(before)) box.dataset.sign = before;
     if (hue >= 0) sign ??= box.appendChild(this._sign(box));
-    if (sign) sign.textContent = hue >= 0 ? SIGNS[hue] : other.length ? box.dataset.sign ?? "" : "";
+    if (sign) sign.textContent = hue >= 0 ? SIGNS[hue] : box.dataset.sign ?? "";
   }
 
   /** @param {SVGElement} box */

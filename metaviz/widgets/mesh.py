@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import threading
 import weakref
@@ -71,6 +72,8 @@ class MeshWidget(anywidget.AnyWidget):
         self._hosts = ranks_per_host
         self._ask = _asking(what, ranks_per_host, namespace)
         self._mesh: MeshLayout = nothing()
+        # Whether a change of rank or colour is to be drawn: not while both are brought to another mesh.
+        self._drawn = False
         self._found: Mapping[str, MeshLayout] = {}
         super().__init__(_twin=notebook.new_key())
         self.on_msg(_answer)
@@ -95,7 +98,11 @@ class MeshWidget(anywidget.AnyWidget):
 
     def follow_now(self) -> None:
         """Look now, and show what there is."""
-        found = self._ask()
+        try:
+            found = self._ask()
+        except BadMesh as error:
+            # Something among the names has a plan that cannot be: the picture says so, and goes on looking.
+            found = dataclasses.replace(nothing(), notes=(str(error),))
         self._found = {clean(n): each for n, each in found.found.items()} if isinstance(found, Meshes) else {}
         if self._found:
             chosen = self._chosen if self._chosen in self._found else next(iter(self._found))
@@ -107,9 +114,11 @@ class MeshWidget(anywidget.AnyWidget):
             self._show(found)
 
     def _show(self, layout: MeshLayout) -> None:
+        if self._drawn and layout == self._mesh:
+            return
         if layout.state == "waiting" != self._mesh.state:
             self._since = datetime.datetime.now()
-        self._mesh = layout
+        self._mesh, self._drawn = layout, False
         if self.rank is not None and self.rank not in layout.place_of:
             self.rank = None
         if self.colour and self.colour not in layout.names:
@@ -119,6 +128,7 @@ class MeshWidget(anywidget.AnyWidget):
         ]
         self._state, self._title = layout.state, words.title(layout)
         self._step = layout.step or ""
+        self._drawn = True
         self._draw()
 
     def _draw(self) -> None:
@@ -150,8 +160,9 @@ class MeshWidget(anywidget.AnyWidget):
 
     @traitlets.observe("rank", "colour")
     def _changed(self, change: Any) -> None:
-        with self._guard, self.hold_sync():
-            self._draw()
+        if self._drawn:
+            with self._guard, self.hold_sync():
+                self._draw()
 
     @traitlets.observe("_place")
     def _place_there(self, change: Any) -> None:
