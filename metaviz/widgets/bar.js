@@ -15,6 +15,7 @@ class Bar {
   /** @param {any} model @param {(name: string, value: string) => void} set @param {(verb: string) => void} act */
   constructor(model, set, act) {
     this.model = model;
+    this.told = "";
     /** @param {string} name */
     const changed = (name) => (/** @type {string} */ value) => set(name, value);
     this.device = picker("Device", "Where the values shall be", [], changed("device"));
@@ -53,14 +54,17 @@ class Bar {
     this.skip.checked = get("blocked") === "skip";
     this._plan(get("_plan"), get("_progress").state === "running");
     this._progress(get("_progress"));
-    this.outcomeIs(get("_outcome"));
+    const told = JSON.stringify(get("_outcome"));
+    // What is told to this view alone stays until something is done: plans come and go.
+    if (told !== this.told) this.outcomeIs(get("_outcome"));
+    this.told = told;
   }
 
   /** @param {any} plan @param {boolean} running */
   _plan(plan, running) {
     const state = plan.state ?? "none", ready = state === "ready";
     const lines = /** @type {Record<string, string>} */ ({
-      none: "Tick modules or tensors to see what giving them values would take.", thinking: plan.line ? `${plan.line} …` : "planning …", ready: plan.line, failed: plan.text,
+      none: "Tick modules or tensors to see what giving them values would take.", thinking: plan.line ? `${plan.line} …` : "planning …", ready: plan.line, failed: plan.text, after: plan.line,
     });
     say(this.line, lines[state] ?? "");
     this.line.className = `mv-plan-line mv-plan-${state}${ready && !plan.fits ? " mv-short" : ""}`;

@@ -131,14 +131,23 @@ class RowList {
     if (this.view && !this.scroller.scrollTop && this.top) this.scroller.scrollTop = this.top;
   }
 
-  /** Make a line the active one, and scroll to it. @param {number} at */
-  go(at) {
+  /** Whether the active line is on the screen. */
+  get inSight() {
+    return this.scroller.hasAttribute("aria-activedescendant");
+  }
+
+  /** Make a line the active one, and scroll to it. @param {number} at @param {boolean} [scroll] */
+  go(at, scroll = true) {
     if (!this.scene) return;
     this.active = Math.max(0, Math.min(at, this.scene.shown.count - 1));
+    if (scroll) this._scroll();
+    this.draw(true);
+  }
+
+  _scroll() {
     const pace = this.pace, y = this.active * HEIGHT, top = this.scroller.scrollTop * pace;
     if (y < top) this.scroller.scrollTop = y / pace;
     else if (y + HEIGHT > top + this.view) this.scroller.scrollTop = (y + HEIGHT - this.view) / pace;
-    this.draw(true);
   }
 }
 

@@ -65,6 +65,11 @@ class Rows {
     return node >= this.count;
   }
 
+  /** Whether a row is the first of a run. @param {number} row */
+  begins(row) {
+    return this.runs[row] >= 0 && this.head.runs[this.runs[row]][0] === row;
+  }
+
   /** The row whose words a node shows: of a run its first. @param {number} node */
   row(node) {
     return node < this.count ? node : this.head.runs[node - this.count][0];
@@ -156,7 +161,7 @@ class Rows {
     while (row < this.count) {
       while (within.length && row >= within[within.length - 1]) within.pop();
       const run = this.runs[row];
-      if (run >= 0 && this.head.runs[run][0] === row) {
+      if (this.begins(row)) {
         list.add(this.count + run, this.depths[row] + within.length);
         if (!unfolded[row]) {
           row = this.runEnds[run];

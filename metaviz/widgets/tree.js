@@ -100,13 +100,14 @@ class TreeView {
     const rows = await unpack(packed);
     // A newer one came while this was unpacked.
     if (packed !== this.model.get("_payload")) return;
-    const older = this.rows, { node } = this.list;
-    const stays = !older || node < 0 ? 0 : shape === this.shape ? older.row(node) : rows.same(older, node);
+    const older = this.rows, { node, inSight } = this.list;
+    const row = !older || node < 0 ? 0 : shape === this.shape ? older.row(node) : rows.same(older, node);
+    const stays = older?.isRun(node) && rows.begins(row) ? rows.count + rows.runs[row] : row;
     this.rows = rows;
     this.shape = shape;
     this.tools.head(rows.head);
     this.search(false);
-    if (older) this.list.go(Math.max(0, this._near(stays)));
+    if (older) this.list.go(Math.max(0, this._near(stays)), inSight);
     if (this.side.open) this.ask();
   }
 
@@ -172,7 +173,9 @@ class TreeView {
     this.matches = 0;
     if (this.query.terms.length) ({ kept: this.kept, matches: this.matches } = matching(rows, this.query));
     this.refresh();
-    if (go) this.step(1, true);
+    if (go && this.kept) this.step(1, true);
+    // Without a filter there are more rows above.
+    else if (go) this.list.go(this.list.active);
     this._count();
   }
 
@@ -373,6 +376,7 @@ class TreeView {
       return;
     }
     this.bar.materialize.disabled = this.bar.unload.disabled = true;
+    this.bar.outcomeIs({});
     // What is chosen comes along: ipywidgets may still hold back the last change of a trait.
     const options = Object.fromEntries(OPTIONS.map((name) => [name, this.model.get(name)]));
     const answer = await this.kernel.wish(verb, { ...options, shape: this.shape, rows: this.ticks?.chosen ?? [] });
