@@ -311,7 +311,7 @@ COLUMNS: dict[str, dict[str, Callable[[dict], object]]] = {
         "key, drawn": lambda r: f"{statistics.median(spent(r, 'drawn')):.0f}",
         "slowest key": lambda r: f"{spent(r, 'drawn')[-1]:.0f}",
         "expand all": lambda r: f"{r['expand']['drawn']:.0f}",
-        "lines then": lambda r: f"{r['expand']['after'] // 24:,}",
+        "list px then": lambda r: f"{r['expand']['after']:,}",
         "frame": lambda r: f"{statistics.median(r['scroll']['frames']):.1f}",
         "late frames": frames,
         "blank frames": lambda r: r["scroll"]["blank"],
@@ -373,7 +373,7 @@ def main() -> None:
     for result in results:
         profile(result)
     failed += [line for result in results for line in missed(result)]
-    print("\n" + "\n".join(failed or ["All goals are met."]))
+    print("\n" + "\n".join(failed or ["All goals for trees of these sizes are met."]))
     sys.exit(bool(failed))
 
 
