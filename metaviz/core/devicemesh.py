@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -205,8 +204,6 @@ def _focus(
         covered += aliases.get(name) or (name,)
     sizes = dict(zip(names, map(int, root.shape), strict=True))
     if len(set(covered)) != len(covered) or not covered:
-        return ()
-    if math.prod(sizes[name] for name in covered) != math.prod(map(int, mesh.shape)):
         return ()
     layout = MeshLayout(tuple(Axis(n, s) for n, s in sizes.items()), tuple(_copies(root)[0]))
     groups = layout.groups(*covered)
