@@ -10,7 +10,16 @@ import pytest
 
 import metaviz
 
-STRICT = "--allowJs --checkJs --noEmit --strict --target es2022 --lib es2022,dom,dom.iterable".split()
+STRICT = [
+    "--allowJs",
+    "--checkJs",
+    "--noEmit",
+    "--strict",
+    "--target",
+    "es2022",
+    "--lib",
+    "es2022,dom,dom.iterable",
+]
 WIDGETS = ["TreeWidget", "MeshWidget"]
 
 
