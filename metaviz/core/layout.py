@@ -258,10 +258,16 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such axis.
         """
-        groups = self.groups(name)
-        if self.ranks_per_host is None:
-            return 0
-        return sum(len({rank // self.ranks_per_host for rank in group}) > 1 for group in groups)
+        if name not in self._crossings:
+            groups, each = self.groups(name), self.ranks_per_host
+            hosts = ([rank // each for rank in group] for group in groups) if each is not None else ()
+            self._crossings[name] = sum(min(group) != max(group) for group in hosts)
+        return self._crossings[name]
+
+    @cached_property
+    def _crossings(self) -> dict[str, int]:
+        """What was counted so far: a drawing and its words ask for the same, and there can be many groups."""
+        return {}
 
     @cached_property
     def disordered(self) -> tuple[str, ...]:

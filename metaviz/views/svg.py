@@ -48,9 +48,12 @@ for _axis, _hue in enumerate(HUES):
     _ink = f"color-mix(in srgb,{_hue} 72%,currentColor)"
     _RULES[f".mv-mesh .mv-h{_axis}"] = f"fill:{_ink}"
     _RULES[f".mv-mesh .mv-l{_axis}"] = f"stroke:{_ink}"
-    _RULES[f".mv-mesh .mv-c{_axis} path"] = f"fill:color-mix(in srgb,{_hue} 16%,transparent)"
-    _RULES[f".mv-mesh .mv-a{_axis} path"] = f"fill:color-mix(in srgb,{_hue} 28%,transparent);stroke:{_ink}"
-_RULES[".mv-mesh .mv-me path"] = "stroke:currentColor;stroke-width:2.5;fill:none"
+    _RULES[f".mv-mesh .mv-c{_axis} path"] = f"fill:color-mix(in srgb,{_hue} 14%,transparent)"
+    # It wins over the colour of a group.
+    _RULES[f".mv-mesh .mv-b.mv-a{_axis} path"] = (
+        f"fill:color-mix(in srgb,{_hue} 30%,transparent);stroke:{_ink}"
+    )
+_RULES[".mv-mesh .mv-b.mv-me path"] = "stroke:currentColor;stroke-width:2.5;fill:none"
 _RULES[".mv-mesh .mv-me .mv-n"] = "font-weight:700"
 STYLE = "".join(f"{selector}{{{rules}}}" for selector, rules in _RULES.items())
 
@@ -289,7 +292,10 @@ def _crossings(layout: MeshLayout) -> Iterator[str]:
 def _notes(layout: MeshLayout, plan: Floorplan, colour: str | None) -> Iterator[str]:
     """What has to be known to read a drawing."""
     if (layout.hosts or 0) > 1:
-        yield "Hosts are shaded in turn; dashed lines leave a host."
+        # Colour is laid over the shades.
+        yield (
+            "Dashed lines leave a host." if colour else "Hosts are shaded in turn; dashed lines leave a host."
+        )
     if colour is not None:
         many = format_exact(layout.size // layout.shape[layout.axis(colour)])
         yield f"{' '.join(_GROUPS)} tell the {many} groups along {short(colour, 40)} apart."

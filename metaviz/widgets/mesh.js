@@ -28,6 +28,7 @@ class MeshView {
     this.save = button("Save as SVG", "Download the drawing", act(() => this.download()), "mv-small");
     this.told = make("p", { class: "mv-told", id: `${id}-told`, role: "status" });
     this.keys = make("p", { class: "mv-keys", id: `${id}-keys` });
+    this.below = make("div", { class: "mv-below" }, this.told, this.keys);
     this.stage = make("div", {
       class: "mv-stage", tabIndex: 0, role: "application", "aria-label": "Device mesh", "aria-roledescription": "mesh of ranks",
       "aria-describedby": `${id}-told ${id}-keys`,
@@ -36,7 +37,7 @@ class MeshView {
     this.step = codeLine("the next step");
     this.root = make("div", { class: "mv-mesh-widget" },
       make("div", { class: "mv-top" }, this.title, make("span", { class: "mv-right" }, this.which.element, this.colour.element, this.save)),
-      this.note, this.stage, make("div", { class: "mv-below" }, this.told, this.keys), this.facts, this.step.element);
+      this.note, this.stage, this.below, this.facts, this.step.element);
     this.kernel = new Kernel(model, id, this.root, act((silent) => this.warn(silent)));
     this.stage.addEventListener("click", act((event) => this.clicked(event)));
     this.stage.addEventListener("keydown", act((event) => this.pressed(event)));
@@ -105,6 +106,7 @@ class MeshView {
     fill(this.colour.select, [["", "nothing"], ...this.axes.map(([name, , , value]) => /** @type {[string, string]} */ ([value, name]))]);
     this.colour.select.value = get("colour");
     this.colour.element.hidden = this.axes.length < 2 || !this.alive;
+    this.save.hidden = this.below.hidden = !this.alive;
     this.facts.replaceChildren(...get("_facts").flatMap((/** @type {[string, string]} */ [head, text]) => this.fact(head, text)));
     say(this.keys, this.alive ? `Keys: ${this.axes.map(([name], at) => [KEYS[this.axes.length - 1 - at], name]).filter(([keys]) => keys).reverse().map((pair) => pair.join(" ")).join(", ")}` : "");
     say(this.step.code, get("_step"));
