@@ -355,5 +355,5 @@ def test_a_strategy_that_was_launched_has_its_mesh(needs):
 def test_a_notebook_is_told_that_lightning_starts_no_such_strategy_in_it(needs, monkeypatch):
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert metaviz.mesh(strategy(needs)).reason.endswith(
-        "It does not start this strategy in a notebook at all: run a script."
+        "It does not start this strategy in a notebook at all."
     )

@@ -180,7 +180,7 @@ def test_two_siblings_of_one_object_are_two_rows_and_the_second_is_a_link():
 
 def test_a_part_starts_at_row_0_and_leaves_out_links_that_lead_out_of_it():
     whole, part = packed(stack(3)), packed(stack(3), part="layers.1")
-    assert part.head["title"] == "Block"
+    assert part.head["title"] == "layers.1 Block"
     assert part.depths == [0, 1, 2, 2, 1, 2, 2]
     assert part.paths[1:] == ["norm", "norm.weight", "norm.bias", "mlp", "mlp.weight", "mlp.bias"]
     assert part.looks == whole.looks[9:16]

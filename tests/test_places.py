@@ -57,13 +57,23 @@ def test_a_path_through_a_shared_module_is_the_row_of_the_first():
     assert chosen(found, "other.weight") == ["one.weight"]
 
 
-@pytest.mark.parametrize("path", ["lairs", "layers.9", "layers.*.lairs", "head.weight.more", "Head"])
-def test_a_path_that_means_nothing_is_refused_with_what_there_is(path):
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("lairs", "layers"),
+        ("layers.9", "layers"),
+        ("layers.*.lairs", "layers"),
+        ("head.weight.more", "head.weight"),
+        ("Head", "head"),
+        ("1.mlp", "layers.1.mlp"),
+    ],
+)
+def test_a_path_that_means_nothing_is_refused_with_what_there_is(path, near):
     with pytest.raises(UnknownPath) as caught:
         places(stack(2)).rows(["head", path])
     assert str(caught.value) == (
         f"The tree has no module or tensor {path!r}. Right below 'the root' there are: layers, head. "
-        "Next: widget.selection = []"
+        f"The nearest is {near!r}. Next: metaviz.tree(model)[{near!r}]"
     )
 
 

@@ -79,14 +79,17 @@ def test_ticks_of_the_browser_are_the_selection(front):
     browser = front(built())
     browser.ticks("layers.0", "head.bias")
     assert browser.widget.selection == ["layers.0", "head.bias"]
+    # What the browser said itself is not told it again as news.
+    assert browser.updates("_ticked") == []
     browser.ticks("layers.0.mlp", "layers.0", "layers.0.mlp.weight")
     assert browser.widget.selection == ["layers.0"]
     browser.sets(_ticked={"shape": 1, "rows": [10**6, -3, browser.rows("head")[0]]})
     assert browser.widget.selection == ["head"]
     browser.ticks()
     assert browser.widget.selection == []
-    # What the browser said itself is not told it again as news.
-    assert browser.updates("_ticked") == []
+    # What it said too much of is put right.
+    put_right = [each["rows"] for each in browser.updates("_ticked")]
+    assert put_right == [browser.rows("layers.0"), browser.rows("head")]
 
 
 def test_observers_in_python_hear_of_ticks(front):

@@ -16,7 +16,7 @@ from trees import META, Holder, linear, meta, quirks, weight
 
 import metaviz
 from metaviz.core import watch
-from metaviz.widgets import notebook, tree
+from metaviz.widgets import notebook, wishes
 
 
 @pytest.fixture
@@ -85,21 +85,21 @@ def test_details_of_each_kind_of_row_are_answered(front, path, about):
 def test_details_of_a_row_that_is_not_there_are_refused_in_words(front, facts):
     answer = front(built()).wish("details", **facts)
     assert answer == {
-        **{"id": "view-1", "ok": False, "kind": "error", "next": "choose the row again"},
-        "text": "The tree has changed in the meantime.",
+        **{"id": "view-1", "ok": False, "kind": "error", "next": ""},
+        "text": "The tree has changed in the meantime: choose the row again",
     }
 
 
 def test_a_newer_question_takes_the_place_of_those_that_wait(front, monkeypatch):
     browser = front(built())
-    began, go, details = threading.Event(), threading.Event(), tree.details
+    began, go, details = threading.Event(), threading.Event(), wishes.details
 
     def slowly(*given):
         began.set()
         assert go.wait(60)
         return details(*given)
 
-    monkeypatch.setattr(tree, "details", slowly)
+    monkeypatch.setattr(wishes, "details", slowly)
     numbers = [browser.asks("details", row=0, shape=1)]
     assert began.wait(60)
     numbers += [browser.asks("details", row=row, shape=1) for row in (1, 2, 3)]

@@ -240,14 +240,7 @@ def _awaited(strategy: Any, space: Mapping[str, Any]) -> MeshLayout:
         if space.get("_tensor_parallel_size") == "auto"
         else space.get("_tensor_parallel_size"),
     }
-    called = type(strategy).__name__
-    reason = (
-        f"Lightning makes the mesh of {called} when its processes start. Until then strategy.device_mesh raises "
-        "RuntimeError: Accessing the device mesh before processes have initialized is not allowed."
-    )
-    if hasattr(sys, "ps1"):
-        reason += " It does not start this strategy in a notebook at all: run a script."
-    step = "fabric.launch()  # with a Trainer: use self.device_mesh in configure_model"
+    reason, step = _too_early(type(strategy).__name__)
     known = all(isinstance(size, int) for size in sizes.values())
     axes = tuple(Axis(name, size) for name, size in sizes.items() if isinstance(size, int))
     notes = [
@@ -278,6 +271,21 @@ def _awaited(strategy: Any, space: Mapping[str, Any]) -> MeshLayout:
         reason=reason,
         step=step,
     )
+
+
+def _too_early(called: str) -> tuple[str, str]:
+    """Why Lightning has no mesh yet, and the next step as code."""
+    reason = (
+        f"Lightning makes the mesh of {called} when its processes start. Until then strategy.device_mesh raises "
+        "RuntimeError: Accessing the device mesh before processes have initialized is not allowed."
+    )
+    if hasattr(sys, "ps1"):
+        plan = 'metaviz.mesh("data_parallel=2,tensor_parallel=4")'
+        return (
+            f"{reason} It does not start this strategy in a notebook at all.",
+            f"{plan}  # a plan; or run a script that calls fabric.launch()",
+        )
+    return reason, "fabric.launch()  # with a Trainer: use self.device_mesh in configure_model"
 
 
 def lightning_refusal(data_parallel: int, tensor_parallel: int, world: int) -> str:

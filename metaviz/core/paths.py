@@ -202,7 +202,7 @@ def _match_parts(parts: list[str], patterns: list[Callable[[str], object] | None
 
 
 def _no_such(pattern: str, known: Iterable[str]) -> str:
-    near = _nearest(pattern, known)
+    near = nearest(pattern, known)
     if near:
         return (
             f"The model has no module or tensor {pattern!r}. The nearest is {near!r}. "
@@ -213,7 +213,7 @@ def _no_such(pattern: str, known: Iterable[str]) -> str:
     return f"The model has no module or tensor {pattern!r}. {has} Next: print(metaviz.tree(model))"
 
 
-def _nearest(wanted: str, known: Iterable[str]) -> str:
+def nearest(wanted: str, known: Iterable[str]) -> str:
     """The path that follows ``wanted`` part by part, by the most similar name where a part is wrong."""
     below: dict[str, list[str]] = {}
     for path in known:

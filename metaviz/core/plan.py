@@ -209,13 +209,20 @@ def _smaller(described: Plan, free: int) -> str:
     return "for which see: print(metaviz.tree(model))"
 
 
+#: What people call dtypes for short, besides torch's own names.
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
 def floating(dtype: Any) -> torch.dtype | None:
     """The dtype that a user means to cast to; None stands for no cast.
 
     Raises:
         ValueError: It is no floating-point dtype.
     """
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    found = dtype
+    if isinstance(dtype, str):
+        name = dtype.removeprefix("torch.")
+        found = getattr(torch, SHORT.get(name, name), None)
     if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         found = None
     if dtype is not None and found is None:

@@ -62,7 +62,12 @@ _MODEL = re.compile(r"""(?<![\w."'])model(?![\w"'])""")
 
 def as_called(columns: Columns, code: str) -> str:
     """Code to paste, with the model as the user calls it."""
-    return code if columns.called == "model" else _MODEL.sub(lambda _: columns.called, code)
+    return with_name(code, columns.called)
+
+
+def with_name(code: str, name: str) -> str:
+    """Code in which `model` is called otherwise."""
+    return code if name == "model" else _MODEL.sub(lambda _: name, code)
 
 
 def quoted(path: str) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from metaviz.core import turns
 from metaviz.core.rng import DrawCount, count_draws
-from metaviz.core.tape import Op, Tape, Window, map_windows
+from metaviz.core.tape import Op, Tape, Window, map_windows, tensors_in
 
 CPU = torch.device("cpu")
 
@@ -210,7 +211,7 @@ def _run(tape: Tape, number: int, memory: dict[int, torch.UntypedStorage], draws
     kwargs = {name: map_windows(value, tensor) for name, value in op.kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = draws.device
-    with _default_dtype(op.default_dtype):
+    with _default_dtype(op.default_dtype, _asks_for_default(op, args, kwargs)):
         result = draws.run(op, tape.key(number), args, kwargs) if op.draw else op.func(*args, **kwargs)
     del args, kwargs
     results = result if isinstance(result, tuple | list) else (result,)
@@ -220,16 +221,27 @@ def _run(tape: Tape, number: int, memory: dict[int, torch.UntypedStorage], draws
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    if dtype == before:
+def _default_dtype(dtype: torch.dtype, matters: bool) -> Iterator[None]:
+    """The default dtype of the build, where that matters."""
+    if not matters or dtype == torch.get_default_dtype():
         yield
         return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with turns.around():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def _asks_for_default(op: Op, args: tuple, kwargs: dict) -> bool:
+    """Whether the result of an op may depend on the default dtype: not if it works on floats, or is told the dtype."""
+    # A function of torch.nn.init may do anything.
+    if hasattr(op.func, "_schema") and kwargs.get("dtype") is not None:
+        return False
+    floats = any(t.is_floating_point() or t.is_complex() for t in tensors_in(args, kwargs))
+    return not hasattr(op.func, "_schema") or not floats
 
 
 def _as_recorded(tape: Tape, window: Window, out: torch.Tensor, device: torch.device) -> torch.UntypedStorage:
@@ -258,7 +270,10 @@ def _call(func: Any, args: tuple, kwargs: dict, generator: torch.Generator) -> A
     if _takes_generator(func):
         return func(*args, **{**kwargs, "generator": generator})
     device = generator.device
-    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+    with (
+        turns.around(),
+        torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type),
+    ):
         if device.type == "cpu":
             torch.default_generator.set_state(generator.get_state())
             result = func(*args, **kwargs)

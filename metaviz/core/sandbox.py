@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from metaviz.core import audit, silence
+from metaviz.core import audit, silence, turns
 from metaviz.core.process import ProcessState
 
 # Threads that were given up on and still run. No more are started: code that got stuck will get stuck again.
@@ -78,6 +78,14 @@ def run_aside(
         >>> run_aside(lambda: open("x.txt", "w")).refused
         "opens 'x.txt' for writing"
     """
+    outer = _here.aside
+    if outer is not None:
+        return _run_aside(fn, seconds, on_abandon)
+    with turns.around():
+        return _run_aside(fn, seconds, on_abandon)
+
+
+def _run_aside(fn: Callable[[], Any], seconds: float, on_abandon: Callable[[], None] | None) -> Outcome:
     outer = _here.aside
     with _turn if outer is None else _unwatched():
         run = _Aside(fn, time.monotonic() + min(seconds, threading.TIMEOUT_MAX))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ def fingerprint(model: nn.Module) -> int:
     with torch._C.DisableTorchFunction():
         while stack:
             module = stack.pop()
-            found.append(id(module))
+            found.append(_serial(module))
             if id(module) in seen:
                 continue
             seen.add(id(module))
@@ -64,6 +65,22 @@ def fingerprint(model: nn.Module) -> int:
                 found.append(hash(tuple(children)))
                 stack.extend(children.values())
     return hash(tuple(found))
+
+
+# A module can lie where one was freed that looked like it: each gets a number of its own when it is first seen.
+_serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_serial = itertools.count()
+
+
+def _serial(module: Any) -> int:
+    try:
+        number = _serials.get(module)
+        if number is None:
+            number = _serials[module] = next(_next_serial)
+    except TypeError:
+        # What is no module at all, or has a hash of its own.
+        number = id(module)
+    return hash((number, type(module)))
 
 
 def _space(module: Any) -> dict[str, Any]:
@@ -82,4 +99,4 @@ def _mark(tensor: Any) -> int:
         memory = storage._cdata, tensor.size(), hasattr(storage, MARK)
     except (AttributeError, RuntimeError, NotImplementedError):
         memory = 0
-    return hash((id(tensor), memory, tensor.requires_grad, tensor.dtype))
+    return hash((id(tensor), memory, tensor.requires_grad, tensor.dtype, tensor.device))

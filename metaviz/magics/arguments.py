@@ -8,9 +8,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
-import torch
 from IPython.core.error import UsageError
 
+from metaviz.core import plan
 from metaviz.errors import MetavizError
 
 LONGEST = 200
@@ -85,9 +85,10 @@ def floating(text: str) -> str:
     """
     if text == "checkpoint":
         return text
-    dtype = getattr(torch, text.removeprefix("torch."), None)
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a floating-point dtype such as bfloat16")
+    try:
+        plan.floating(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a floating-point dtype such as bfloat16") from None
     return text
 
 

@@ -24,20 +24,24 @@ LARGE = 4000
 MANY = 20_000
 
 
-def details(tree: ModuleTree, start: int = 0, asked: Sources | None = None) -> dict[str, Any]:
+def details(
+    tree: ModuleTree, start: int = 0, asked: Sources | None = None, brief: str = ""
+) -> dict[str, Any]:
     """What is known of the root of a tree: what it is, its own tensors, each source's word, ties, code to paste.
 
     Args:
         tree: The part of a tree.
         start: The row that a front end calls 0.
         asked: What the sources have said before, for whoever asks again and again.
+        brief: Why no source is asked now; they are if empty.
 
     Raises:
         UnknownPath: The model has nothing there any more.
     """
     columns, row = tree.columns, tree.root
     quick = columns.prediction is not None or len(columns.names) <= MANY
-    found = explain(tree, asked, lightning=quick) if len(tree) <= LARGE else _short(columns, row, tree)
+    short = bool(brief) or len(tree) > LARGE
+    found = _short(columns, row, tree) if short else explain(tree, asked, lightning=quick)
     code = [("Next", found.step)] if found.step else []
     if columns.forms[row].cls == "DTensor":
         code.append(
@@ -48,10 +52,10 @@ def details(tree: ModuleTree, start: int = 0, asked: Sources | None = None) -> d
         )
     return {
         "path": clean(tree.path, _LIMIT),
-        "copy": tree.path,
+        "copy": tree.path.encode("utf-8", "backslashreplace").decode(),
         "title": clean(columns.forms[row].cls),
         "mark": columns.mark(row),
-        "about": clean(found.about, _LIMIT),
+        "about": clean(f"{found.about} {brief}".strip(), _LIMIT),
         "answers": [(each.head, clean(each.text, _LIMIT)) for each in found.answers] + _sharded(tree),
         "tensors": _tensors(columns, row, start),
         "links": _links(columns, row, start),

@@ -65,7 +65,7 @@ def payload(tree: ModuleTree) -> bytes:
     codes = array("I", [table.setdefault(name, len(table)) for name in columns.names[start:stop]])
     depth = array("H", _depths(columns, start, stop))
     head = Head(
-        title=clean(columns.forms[start].cls),
+        title=clean(f"{tree.path} {columns.forms[start].cls}".strip()),
         summary=summary(tree),
         marks=marks(tree),
         symbols=SYMBOLS,

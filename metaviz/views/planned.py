@@ -13,6 +13,8 @@ from metaviz.views.lines import clean
 _BLOCKED = 3
 _REASON = 400
 _MANY = 30
+# Nobody reads or pastes a longer list.
+_MOST = 1000
 
 
 def plan_line(plan: Plan, modules: int, tensors: int) -> str:
@@ -102,8 +104,8 @@ def call(
         widget: What the user calls the widget, None if it has no name: a long list is then its selection.
     """
     given = [model]
-    if len(paths) > _MANY and widget is not None:
-        given.append(f"{widget}.selection")
+    if len(paths) > (_MANY if widget else _MOST):
+        given.append(f"{widget or 'widget'}.selection")
     elif len(paths) == 1 and paths[0]:
         given.append(quoted(paths[0]))
     elif len(paths) > 1:

@@ -171,9 +171,8 @@ def _cells(
 ) -> Iterator[str]:
     marked: dict[int, int] = {}
     for name, group in groups.items():
-        for rank in group:
-            if rank != whose:
-                marked.setdefault(rank, hue_of(layout, name))
+        hue = hue_of(layout, name)
+        marked |= {rank: hue for rank in group if rank != whose}
     tints = {} if colour is None else {r: i for i, g in enumerate(layout.groups(colour)) for r in g}
     for cell in plan.cells:
         kinds, sign = ["mv-b"], ""

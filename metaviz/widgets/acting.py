@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from metaviz.core import devices
+from metaviz.core import devices, watch
 from metaviz.core.apply import materialize, unload
-from metaviz.core.plan import floating, plan
-from metaviz.core.reasons import quoted
+from metaviz.core.checkpoint import Checkpoint
+from metaviz.core.plan import SHORT, floating, plan
+from metaviz.core.reasons import quoted, with_name
 from metaviz.core.units import format_bytes
 from metaviz.errors import MetavizError, StalePlan
 from metaviz.views.lines import clean
 from metaviz.views.planned import blocked_lines, call, plan_line, progress_line, rate, told
-from metaviz.widgets import notebook
+from metaviz.widgets import cells, notebook
 from metaviz.widgets.worker import Latest
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 _PER_SECOND = 10
 _OPTIONS = ("device", "source", "rng", "dtype", "blocked")
 _DEFAULTS = {"device": "cpu", "source": "auto", "rng": "eager", "dtype": "", "blocked": "error"}
-_BUSY = "This tree is at work already. Next: wait for it, or press Cancel"
+_BUSY = "This tree is at work already: wait for it, or press Cancel"
+_AFTER = "The plan follows after the running cell: init methods are tried between cells."
 
 
 class Cancelled(MetavizError):
@@ -42,30 +45,52 @@ class Acting:
         self._stop = threading.Event()
         self._spoke = 0.0
 
-    def think(self) -> None:
-        """Plan what is chosen now, soon."""
-        with self._widget._guard:
-            rows, places = list(self._widget._ticked.get("rows", ())), self._widget._places
-        if not rows:
-            self._plans.drop()
-            self._widget.publish(plan=None, _plan={"state": "none"})
-            return
-        self._plans.submit(lambda: self._planned(rows, places))
+    def think(self, now: bool = False) -> None:
+        """Plan what is chosen now, soon. Until then there is no plan: an older one is of another choice.
 
-    def _planned(self, rows: list[int], places: Places) -> None:
+        Args:
+            now: Plan in this thread, before this returns.
+        """
         widget = self._widget
-        self._say(rows, places, _plan={**widget._plan, "state": "thinking"})
-        try:
-            paths, options = list(map(places.path, rows)), self._options()
-            found = plan(widget.model, paths, **_arguments(options, widget))
-        except Exception as error:
-            self._say(rows, places, plan=None, _plan={"state": "failed", **failed(error)})
+        with widget._guard:
+            places, paths = widget._places, list(widget.selection)
+        if not paths:
+            self._plans.drop()
+            widget.publish(_plan={"state": "none"})
+            widget.tell_user(plan=None)
             return
-        modules, name = sum(map(places.is_module, rows)), notebook.called(widget)
+        widget.publish(_plan={**widget._plan, "state": "thinking", "can": False})
+        widget.tell_user(plan=None)
+        if now:
+            self._plans.drop()
+            self._planned(paths, places)
+        else:
+            self._plans.submit(lambda: self._planned(paths, places))
+
+    def resume(self) -> None:
+        """A cell has ended: plan what had to wait for that."""
+        if self._widget._plan.get("state") == "after":
+            self.think()
+
+    def _planned(self, paths: list[str], places: Places) -> None:
+        widget = self._widget
+        try:
+            options = self._options()
+            found = plan(widget.model, paths, **_arguments(options, widget))
+        except cells.CellRuns:
+            self._say(paths, places, None, {"state": "after", "line": _AFTER})
+            return
+        except Exception as error:
+            self._say(paths, places, None, {"state": "failed", **failed(error)})
+            return
+        modules = sum(places.is_module(row) for row in places.rows(paths))
+        name = notebook.called(widget)
         words = {
             "state": "ready",
-            "line": plan_line(found, modules, len(rows) - modules),
-            "blocked": blocked_lines(found),
+            "line": plan_line(found, modules, len(paths) - modules),
+            "blocked": [
+                (path, why, with_name(step, self._called)) for path, why, step in blocked_lines(found)
+            ],
             "can": bool(found.tensors or found.lazy)
             and found.fits
             and (not found.blocked or options["blocked"] == "skip"),
@@ -74,18 +99,20 @@ class Acting:
             "call": call("materialize", self._called, paths, _code(options, widget), name),
             "unload": call("unload", self._called, paths, {}, name),
         }
-        self._say(rows, places, plan=found, _plan=words)
+        self._say(paths, places, found, words)
 
-    def _say(self, rows: list[int], places: Places, **facts: Any) -> None:
+    def _say(self, paths: list[str], places: Places, found: Any, words: dict[str, Any]) -> None:
         """Tell of the plan for a choice. A newer one, or the same in a newer tree, has a plan of its own on the way."""
         widget = self._widget
         with widget._guard:
-            if rows == widget._ticked.get("rows") and places is widget._places:
-                widget.publish(**facts)
+            if paths != widget.selection or places is not widget._places:
+                return
+            widget.publish(_plan=words)
+        widget.tell_user(plan=found)
 
     @property
     def _called(self) -> str:
-        return self._widget._tree.columns.called
+        return self._widget.called
 
     def _options(self) -> dict[str, str]:
         return {name: getattr(self._widget, name) for name in _OPTIONS}
@@ -119,12 +146,11 @@ class Acting:
                 shape, places = widget._shape, widget._places
             if wish.get("shape") != shape:
                 raise StalePlan(
-                    "The model has changed since this was chosen, and nothing was done. Next: look at the tree, "
-                    "choose again"
+                    "The model has changed since this was chosen, and nothing was done: look at the tree, choose again"
                 )
             paths = [places.path(int(row)) for row in wish["rows"] if 0 <= int(row) < len(places)]
             if not paths:
-                raise MetavizError("Nothing is chosen. Next: tick a row, or press Space on it")
+                raise MetavizError("Nothing is chosen: tick a row, or press Space on it")
             options = {name: str(wish.get(name, getattr(widget, name))) for name in _OPTIONS}
             self._stop.clear()
             job = lambda: self._work(verb, paths, options, reply, fail)  # noqa: E731
@@ -134,38 +160,48 @@ class Acting:
             raise
 
     def _work(self, verb: str, paths: list[str], options: dict[str, str], reply: Any, fail: Any) -> None:
-        widget = self._widget
-        given = _code(options, widget) if verb == "materialize" else {}
-        code = call(verb, self._called, paths, given, notebook.called(widget))
-        widget.publish(
-            _progress={"state": "running", "verb": verb, "text": "looking at the model …", "part": 0},
-            _outcome={},
-        )
+        widget, facts, code = self._widget, {}, ""
         try:
-            report = self._called_for(verb, paths, options)
+            given = _code(options, widget) if verb == "materialize" else {}
+            code = call(verb, self._called, paths, given)
+            started = {"state": "running", "verb": verb, "text": "looking at the model …", "part": 0}
+            widget.publish(_progress=started, _outcome={})
+            with cells.beside(self._turn):
+                report = self._called_for(verb, paths, options)
         except BaseException as error:
-            outcome = {**failed(error), "call": code}
-            self._done({"state": "stopped"}, outcome)
-            fail(error)
+            outcome, answer, state = failed(error), functools.partial(fail, error), "stopped"
         else:
             first, *others = str(report).splitlines()
             pace = (
                 f", {rate(report.nbytes, report.seconds)}" if verb == "materialize" and report.nbytes else ""
             )
             outcome = {"kind": "done", "text": first + pace, "more": [clean(line, 300) for line in others]}
-            self._done({"state": "done"}, {**outcome, "call": code}, report=report)
-            reply(text=first)
-
-    def _done(self, progress: dict[str, Any], outcome: dict[str, Any], **facts: Any) -> None:
+            answer, state, facts = functools.partial(reply, text=first), "done", {"report": report}
+            # The rows are those that were drawn; only their marks are others.
+            widget.changed_by_itself()
         # Free before the browser hears of it: a quick second click is a new one.
         self._one.release()
-        self._widget.publish(
-            _progress=progress, _outcome=outcome, _devices=choices(self._widget.device), **facts
-        )
-        self.think()
+        try:
+            widget.publish(_progress={"state": state}, _outcome={**outcome, "call": code})
+            widget.publish(_devices=choices(widget.device))
+            widget.tell_user(**facts)
+            self.think()
+        finally:
+            answer()
+
+    def _turn(self) -> None:
+        """Wait for the end of a cell, for a moment in which settings of the process change."""
+        if self._stop.is_set():
+            raise Cancelled("Cancelled while a cell was running: the model is as it was before")
+        self._widget.publish(_progress={**self._widget._progress, "text": "waiting for the running cell …"})
 
     def _called_for(self, verb: str, paths: list[str], options: dict[str, str]) -> Any:
         widget = self._widget
+        if watch.fingerprint(widget.model) != widget._print:
+            widget.follow()
+            raise StalePlan(
+                "The model was changed since this was drawn, and nothing was done. The tree follows now"
+            )
         if verb == "unload":
             return unload(widget.model, paths)
         self._spoke = began = time.perf_counter()
@@ -182,7 +218,10 @@ class Acting:
                 self._spoke = now
                 text = progress_line(done, total, now - began, clean(path), reads)
                 part = done / max(total, 1)
-                widget.publish(_progress={"state": "running", "verb": verb, "text": text, "part": part})
+                # The model is locked here: who holds the guard and waits for the model must not be waited for.
+                widget.publish_if_free(
+                    _progress={"state": "running", "verb": verb, "text": text, "part": part}
+                )
 
         return materialize(
             widget.model,
@@ -210,10 +249,14 @@ def _code(options: Mapping[str, str], widget: TreeWidget) -> dict[str, str]:
     }
     stored = widget._tree.columns.checkpoint
     if stored is not None:
-        code["checkpoint"] = notebook.called(stored) or (
-            "state" if stored.path is None else repr(stored.path)
-        )
+        code["checkpoint"] = notebook.called(stored) or _checkpoint(stored)
     return code
+
+
+def _checkpoint(stored: Checkpoint) -> str:
+    """Code that opens a checkpoint again."""
+    path = "state" if stored.path is None else repr(stored.path)
+    return path if stored.key_map is None else f"metaviz.checkpoint({path}, key_map={stored.key_map!r})"
 
 
 def check_dtype(name: str) -> str:
@@ -224,7 +267,7 @@ def check_dtype(name: str) -> str:
     """
     if name not in ("", "checkpoint"):
         floating(name)
-    return name.removeprefix("torch.")
+    return SHORT.get(name, name.removeprefix("torch."))
 
 
 def choices(chosen: str = "cpu") -> list[dict[str, str]]:
@@ -259,6 +302,6 @@ def failed(error: BaseException) -> dict[str, str]:
             "next": "",
         }
     text, step = told(str(error))
-    if not isinstance(error, MetavizError):
+    if not isinstance(error, MetavizError | cells.CellRuns):
         text = f"{type(error).__name__}: {text}"
     return {"kind": "error", "text": text, "next": step}

@@ -13,6 +13,7 @@ const DTYPES = /** @type {Record<string, string>} */ ({
 const MARKS = ["real", "ready", "partial", "blocked", "empty"];
 const KINDS = ["module", "parameter", "buffer", "attribute"];
 const TRAITS = ["tied", "shared", "stale", "frozen", "leaf"];
+const SOURCES = ["checkpoint", "replay", "reset"];
 const KEYS = ["is", "dtype", "device", "source", "class", "name", "path"];
 
 /** @param {string} text @returns {Query} */
@@ -22,9 +23,7 @@ function parse(text) {
     const [whole, minus, key, quoted, plain] = found;
     const value = quoted ?? plain;
     if (!value) continue;
-    const made = key && KEYS.includes(key.toLowerCase())
-      ? keyed(key.toLowerCase(), value)
-      : bare(key ? `${key}:${value}` : value);
+    const made = key ? keyed(key.toLowerCase(), value) : bare(value);
     if (typeof made === "string") return { terms: [], fault: made };
     const scope = key ? key.toLowerCase() === "path" : /[.*?]/.test(value);
     terms.push({ negated: minus === "-", word: whole, scope, test: made });
@@ -44,13 +43,16 @@ function keyed(key, value) {
       // "cuda" means each of them, "cuda:0" that one.
       return byLook((look) => look[DEVICE] === wanted || look[DEVICE].startsWith(`${wanted}:`));
     case "source":
+      if (!SOURCES.includes(wanted)) return `source:${value} is not known. There are: ${SOURCES.join(", ")}`;
       return byLook((look) => look[SOURCE] === wanted);
     case "class":
       return byLook((look) => look[CLS].toLowerCase().includes(wanted));
     case "name":
       return byName((name) => name.includes(wanted));
-    default:
+    case "path":
       return along(value);
+    default:
+      return `${key}: is not known. There are: ${KEYS.map((each) => `${each}:`).join(", ")}; a name with a colon goes in quotes`;
   }
 }
 
@@ -63,7 +65,14 @@ function being(word) {
     tied: ["= ", "views "], shared: ["shared with ", "leads back to "], stale: ["stale"], frozen: ["frozen"],
   })[word];
   if (!starts) return `is:${word} is not known. There are: ${[...MARKS, ...KINDS, ...TRAITS].join(", ")}`;
-  return byLook((look) => look[NOTES].some(([, text]) => starts.some((start) => text.startsWith(start))));
+  const found = byLook((look) => look[NOTES].some(([, text]) => starts.some((start) => text.startsWith(start))));
+  if (word !== "tied" && word !== "shared") return found;
+  // Both ends: the row that others are tied to says nothing of it.
+  return (/** @type {Rows} */ rows) => {
+    const both = found(rows);
+    for (const [row, first] of rows.links) if (both[row]) both[first] = 1;
+    return both;
+  };
 }
 
 /** @param {string} word */
@@ -110,12 +119,13 @@ function along(text) {
   if (parts.length > 31) return `A path of ${parts.length} parts is too long to look for: 31 is the most`;
   const tests = parts.map((part, at) => {
     if (part === "**") return null;
-    if (isGlob) return new RegExp(`^${part.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".")}$`);
-    const exact = part.replace(/[.+*?^${}()|[\]\\]/g, "\\$&");
-    return new RegExp(`${at ? "^" : ""}${exact}${at < parts.length - 1 ? "$" : ""}`);
+    if (isGlob) return (/** @type {string} */ name) => globbed(part, name);
+    if (at === 0 && parts.length === 1) return (/** @type {string} */ name) => name.includes(part);
+    if (at === 0) return (/** @type {string} */ name) => name.endsWith(part);
+    return at < parts.length - 1 ? (/** @type {string} */ name) => name === part : (/** @type {string} */ name) => name.startsWith(part);
   });
   return (/** @type {Rows} */ rows) => {
-    const passes = tests.map((test) => test && Uint8Array.from(rows.head.names, (name) => +test.test(name.toLowerCase())));
+    const passes = tests.map((test) => test && Uint8Array.from(rows.head.names, (name) => +test(name.toLowerCase())));
     const found = new Uint8Array(rows.count);
     // Bit k of a row: the first k parts have been met on the way down to it.
     const met = new Uint32Array(rows.count);
@@ -138,7 +148,23 @@ function along(text) {
   };
 }
 
-/** `**` may also stand for no part at all. @param {number} bits @param {(RegExp | null)[]} tests */
+/**
+ * Whether a name matches a glob, in one pass with one way back: a RegExp tries stars in all ways, for seconds.
+ * @param {string} glob @param {string} name
+ */
+function globbed(glob, name) {
+  let at = 0, star = -1, from = 0;
+  for (let letter = 0; letter < name.length; ) {
+    if (glob[at] === "*") [star, from] = [at++, letter];
+    else if (at < glob.length && (glob[at] === "?" || glob[at] === name[letter])) [at, letter] = [at + 1, letter + 1];
+    else if (star >= 0) [at, letter] = [star + 1, ++from];
+    else return false;
+  }
+  while (glob[at] === "*") at++;
+  return at === glob.length;
+}
+
+/** `**` may also stand for no part at all. @param {number} bits @param {(((name: string) => boolean) | null)[]} tests */
 function skipped(bits, tests) {
   for (let part = 0; part < tests.length; part++) if (tests[part] === null && bits & (1 << part)) bits |= 1 << (part + 1);
   return bits;

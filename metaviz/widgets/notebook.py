@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 import weakref
 from typing import Any
@@ -10,21 +11,25 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
+from metaviz.widgets import cells
+
 #: The widgets that are not closed.
 live: weakref.WeakSet[Any] = weakref.WeakSet()
 
-# Widget → the cell that shows it and its run.
-_cells: weakref.WeakKeyDictionary[Any, tuple[str, Any]] = weakref.WeakKeyDictionary()
+# Widget → the cells that show it, and the run of each.
+_cells: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_OFF = ("", "0", "false", "no", "off")
 _hooked: list[weakref.ref[Any]] = []
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+_CLOSED = "This widget was closed. Next: metaviz.show(...) makes a new one."
 _NO_KERNEL = "What can be clicked needs a running kernel: run this cell again."
 
 
 def has_front_end() -> bool:
     """Whether there is a kernel, and widgets are not turned off with `METAVIZ_STATIC=1`."""
     shell = get_ipython()
-    return hasattr(shell, "kernel") and os.environ.get("METAVIZ_STATIC", "0") in ("", "0")
+    return hasattr(shell, "kernel") and os.environ.get("METAVIZ_STATIC", "").lower() in _OFF
 
 
 def new_key() -> str:
@@ -60,6 +65,9 @@ def put(widget: Any, made: Any, shown: Any) -> None:
     twin is an output of its own.
     """
     close_predecessors(widget)
+    if widget.comm is None:
+        publish_display_data({"text/html": shown._repr_html_(), "text/plain": f"{shown!r}\n{_CLOSED}"})
+        return
     data = dict(made[0] if isinstance(made, tuple) else made or {})
     # The twin says it all; a reader without a kernel needs no second tree.
     data["text/plain"] = _NO_KERNEL
@@ -76,10 +84,12 @@ def close_predecessors(widget: Any) -> None:
     cell, run = _this_cell()
     if cell is None:
         return
-    for other, (shown_in, then) in list(_cells.items()):
-        if other is not widget and shown_in == cell and then != run:
-            other.close()
-    _cells[widget] = cell, run
+    for other, shown_in in list(_cells.items()):
+        if other is not widget and shown_in.get(cell, run) != run:
+            del shown_in[cell]
+            if not shown_in:
+                other.close()
+    _cells.setdefault(widget, {})[cell] = run
 
 
 def _this_cell() -> tuple[str | None, Any]:
@@ -93,15 +103,29 @@ def _this_cell() -> tuple[str | None, Any]:
 
 
 def hook() -> None:
-    """Have widgets look at their models after each cell."""
+    """Have widgets look at their models after each cell, and take turns with cells."""
     shell = get_ipython()
     events = getattr(shell, "events", None)
     if events is not None and not any(known() is shell for known in _hooked):
         _hooked.append(weakref.ref(shell))
+        events.register("pre_run_cell", cells.begins)
         events.register("post_run_cell", _after_cell)
+        if _in_cell():
+            cells.begins()
+
+
+def _in_cell() -> bool:
+    """Whether a cell runs in this thread: the one that shows the first widget began before anybody looked."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "run_code" and frame.f_globals.get("__name__", "").startswith("IPython."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _after_cell(result: Any) -> None:
+    cells.ends()
     for widget in list(live):
         widget.follow()
     if not live:
@@ -109,8 +133,10 @@ def _after_cell(result: Any) -> None:
 
 
 def unhook() -> None:
-    """Do nothing after cells any more."""
+    """Do nothing after cells any more, unless there are widgets that need it."""
     shell = get_ipython()
-    if any(known() is shell for known in _hooked):
+    if not live and any(known() is shell for known in _hooked):
         _hooked[:] = [known for known in _hooked if known() is not shell]
+        shell.events.unregister("pre_run_cell", cells.begins)
         shell.events.unregister("post_run_cell", _after_cell)
+        cells.ends()

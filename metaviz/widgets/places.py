@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from metaviz.core.columns import Columns
 from metaviz.core.fold import runs
-from metaviz.core.paths import glob, is_glob, some
+from metaviz.core.paths import glob, is_glob, nearest, some
 from metaviz.errors import UnknownPath
 
 # Of a long list of siblings the first ones are enough to start with.
@@ -70,10 +70,15 @@ class Places:
 
     def _no_such(self, path: str) -> str:
         inside = self.columns.path(self.start)
+        within = (each for each in self.columns.index if each.endswith(f".{path}"))
+        near = next(within, "") or nearest(path, self.columns.index)
+        hint = (
+            f" The nearest is {near!r}. Next: metaviz.tree({self.columns.called})[{near!r}]" if near else ""
+        )
         known = [self.columns.names[child] for child in self.columns.children(self.start)]
         return (
             f"The tree has no module or tensor {path!r}. Right below {inside or 'the root'!r} there are: "
-            f"{some(known)}. Next: widget.selection = []"
+            f"{some(known)}.{hint}"
         )
 
     def outermost(self, rows: Iterable[int]) -> list[int]:

@@ -52,7 +52,7 @@ class RowList {
     this.scroller.addEventListener("pointerleave", () => acts.hover(-1, null));
   }
 
-  /** Show another state. @param {Scene} scene @param {string[]} columns @param {number} width */
+  /** Take another state; `draw` shows it. @param {Scene} scene @param {string[]} columns @param {number} width */
   show(scene, columns, width) {
     this.scene = scene;
     const fits = Object.keys(WIDTHS).filter((name) => columns.includes(name) && width >= ROOM[name]);
@@ -69,7 +69,6 @@ class RowList {
     this.classes = columns.includes("class");
     const all = scene.shown.count * HEIGHT;
     this.tall.style.height = `${Math.min(all, TALLEST)}px`;
-    this.draw(true);
   }
 
   get view() {

@@ -56,4 +56,8 @@ def show(
         seen.columns.called = notebook.called(thing) or "model"
     if path:
         seen = seen[path]
-    return TreeWidget(seen, depth=depth, called=seen.columns.called) if drawn else seen
+    return (
+        TreeWidget(seen, depth=depth, called=None if seen.columns.called == "model" else seen.columns.called)
+        if drawn
+        else seen
+    )

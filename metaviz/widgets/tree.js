@@ -20,6 +20,7 @@ class TreeView {
     this.matches = 0;
     this.turned = /** @type {Map<number, boolean>} */ (new Map());
     this.wide = false;
+    this.width = -1;
     this.hovered = -1;
     this.asking = 0;
     this.resting = 0;
@@ -151,6 +152,9 @@ class TreeView {
   }
 
   sized() {
+    // Its height changes with what is said in it, and that is no reason to draw anew.
+    if (this.root.clientWidth === this.width) return;
+    this.width = this.root.clientWidth;
     this.wide = this.root.clientWidth >= 960;
     this.root.classList.toggle("mv-wide", this.wide);
     this.layout();

@@ -6,7 +6,6 @@ as in the payload; a number means nothing without the `shape` that it belongs to
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from pathlib import Path
@@ -17,18 +16,37 @@ import traitlets
 from torch import nn
 
 from metaviz.core import devices, watch
-from metaviz.core.asking import sources_for
-from metaviz.core.sources import SOURCES, Sources
+from metaviz.core.sources import SOURCES, Sources, check_source
 from metaviz.core.tree import ModuleTree, tree
-from metaviz.errors import MetavizError, UnknownPath
-from metaviz.views.details import details
 from metaviz.views.payload import payload
-from metaviz.widgets import acting, notebook
+from metaviz.widgets import acting, cells, notebook, wishes
 from metaviz.widgets.places import Places, ranges, unranged
 from metaviz.widgets.worker import Latest
 
 _HERE = Path(__file__).parent
 COLUMNS = ("class", "amount", "size", "share", "dtype", "device", "mark")
+
+# What the browser may set besides the traits that are for everybody.
+_FROM_BROWSER = ("_ticked", "_opened")
+
+
+def _clean_ticks(value: dict[str, Any], places: Places) -> dict[str, Any] | None:
+    rows = value.get("rows")
+    if not isinstance(rows, list | tuple):
+        return None
+    known = [row for row in rows if type(row) is int and 0 <= row < len(places)]
+    return {"rows": places.outermost(known)}
+
+
+def _clean_opened(value: dict[str, Any], places: Places) -> dict[str, Any] | None:
+    cleaned = {}
+    for name in ("rows", "unfolded"):
+        pairs = value.get(name)
+        if not isinstance(pairs, list | tuple):
+            return None
+        sane = [pair for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+        cleaned[name] = [list(pair) for pair in sane if all(type(edge) is int for edge in pair)]
+    return cleaned
 
 
 def _read(*names: str) -> str:
@@ -46,7 +64,7 @@ class TreeWidget(anywidget.AnyWidget):
         source: Whose marks to show, as for :func:`metaviz.tree`.
         checkpoint: Where values can be read from, as for :func:`metaviz.materialize`.
         depth: How many levels to open at first.
-        called: What the user calls the model, for code to paste.
+        called: What the user calls the model, for code to paste; found among the notebook's names if None.
 
     Attributes:
         selection: Paths of the ticked modules and tensors, a module for all that is below it. Can be set, globs too.
@@ -110,10 +128,10 @@ class TreeWidget(anywidget.AnyWidget):
         source: str = "auto",
         checkpoint: Any = None,
         depth: int | None = None,
-        called: str = "model",
+        called: str | None = None,
     ) -> None:
         seen = model if isinstance(model, ModuleTree) else tree(model, source=source, checkpoint=checkpoint)
-        seen.columns.called = called
+        self._named = called
         self._guard = threading.RLock()
         self._model = weakref.ref(seen.model)
         self._tree = seen
@@ -121,8 +139,12 @@ class TreeWidget(anywidget.AnyWidget):
         # What the sources have said of the model as it is now; they are asked when somebody wants to know.
         self._known: Sources | None = None
         self._places = Places(seen.columns, seen.root)
-        # Whether a trait is set because the browser has said so, and need not be told again.
-        self._echo = False
+        # What the browser has said last, and need not be told again.
+        self._said: dict[str, list[str]] = {}
+        # The last good values of what the browser may set.
+        self._sane: dict[str, dict[str, Any]] = {}
+        # Whether a look was begun and not ended.
+        self._overdue = False
         self._acting = acting.Acting(self)
         first = self._places.first_look(depth)
         super().__init__(
@@ -140,9 +162,18 @@ class TreeWidget(anywidget.AnyWidget):
         self._follows = Latest("metaviz-follow")
         self._asks = Latest("metaviz-details")
         self.observe(self._choose_again, ["device", "source", "rng", "dtype", "blocked"])
-        self.on_msg(_answer)
+        self.on_msg(wishes.answer)
         notebook.live.add(self)
         watch.listen(self.follow)
+        # Also where it is shown inside of another widget.
+        notebook.hook()
+
+    @property
+    def called(self) -> str:
+        """What the user calls the model."""
+        model = self._model()
+        found = None if model is None else notebook.called(model)
+        return self._named or found or self._tree.columns.called
 
     @property
     def tree(self) -> ModuleTree:
@@ -166,20 +197,40 @@ class TreeWidget(anywidget.AnyWidget):
             self._asks.drop()
             watch.leave(self.follow)
             notebook.live.discard(self)
+            notebook.unhook()
+            self._known = None
             self.layout.close()
         super().close()
 
     def publish(self, **facts: Any) -> None:
-        """Set traits from any thread, as one message."""
+        """Set what only the browser looks at, from any thread, as one message."""
         with self._guard, self.hold_sync():
             for name, value in facts.items():
                 self.set_trait(name, value)
 
+    def publish_if_free(self, **facts: Any) -> None:
+        """As `publish`, or not at all where the guard is taken: for what comes again anyway."""
+        if self._guard.acquire(blocking=False):
+            try:
+                self.publish(**facts)
+            finally:
+                self._guard.release()
+
+    def tell_user(self, **facts: Any) -> None:
+        """Set traits that the user's own functions may observe; what those raise is said in the widget."""
+        for name, value in facts.items():
+            try:
+                self.set_trait(name, value)
+            except Exception as error:
+                said = acting.failed(error)
+                self.publish(_outcome={**said, "text": f"What observes {name!r} raised {said['text']}"})
+
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """Take what the browser says; ipywidgets calls it."""
+        known = {key: value for key, value in sync_data.items() if key in _FROM_BROWSER or key[0] != "_"}
         # Threads of ours may be setting other traits.
         with self._guard:
-            super().set_state(sync_data)
+            super().set_state(known)
 
     @traitlets.validate("selection")
     def _known_selection(self, proposal: Any) -> list[str]:
@@ -187,9 +238,25 @@ class TreeWidget(anywidget.AnyWidget):
 
     @traitlets.validate("expanded")
     def _known_expanded(self, proposal: Any) -> list[str]:
-        if self._echo:
+        if proposal["value"] == self._said.get("expanded"):
             return proposal["value"]
         return self._places.expanded(*self._places.opened(proposal["value"]))
+
+    @traitlets.validate("_ticked", "_opened")
+    def _sane_rows(self, proposal: Any) -> dict[str, Any]:
+        name, value = proposal["trait"].name, proposal["value"]
+        if value.get("shape") == self._shape:
+            clean = _clean_ticks if name == "_ticked" else _clean_opened
+            cleaned = clean(value, self._places)
+            if cleaned is not None:
+                self._sane[name] = {**cleaned, "shape": self._shape}
+        # What belongs to another tree, or means nothing, changes nothing: by now the trait itself may have it.
+        return self._sane[name]
+
+    @traitlets.validate("source")
+    def _known_source(self, proposal: Any) -> str:
+        check_source(proposal["value"], self._tree.columns.checkpoint)
+        return proposal["value"]
 
     @traitlets.validate("device")
     def _known_device(self, proposal: Any) -> str:
@@ -202,40 +269,29 @@ class TreeWidget(anywidget.AnyWidget):
 
     @traitlets.observe("selection")
     def _selected(self, change: Any) -> None:
-        if not self._echo:
-            rows = self._places.rows(change["new"])
-            self._ticked = {"shape": self._shape, "rows": rows}
-        self._acting.think()
+        by_code = change["new"] != self._said.get("selection")
+        if by_code:
+            self._ticked = {"shape": self._shape, "rows": self._places.rows(change["new"])}
+        # Who sets it in code reads the plan in the next line; who clicks shall not wait.
+        self._acting.think(now=by_code)
 
     @traitlets.observe("expanded")
     def _expanded(self, change: Any) -> None:
-        if not self._echo and self._places is not None:
+        if change["new"] != self._said.get("expanded"):
             is_open, unfolded = self._places.opened(change["new"])
             self._opened = {"shape": self._shape, "rows": ranges(is_open), "unfolded": ranges(unfolded)}
 
     @traitlets.observe("_ticked")
     def _ticked_there(self, change: Any) -> None:
-        if change["new"].get("shape") == self._shape:
-            rows = self._places.outermost(
-                row for row in change["new"]["rows"] if 0 <= row < len(self._places)
-            )
-            self._quietly(selection=[self._places.path(row) for row in rows])
+        self._said["selection"] = [self._places.path(row) for row in change["new"]["rows"]]
+        self.selection = self._said["selection"]
 
     @traitlets.observe("_opened")
     def _opened_there(self, change: Any) -> None:
-        new = change["new"]
-        if new.get("shape") == self._shape:
-            is_open, unfolded = (unranged(new[key], len(self._places)) for key in ("rows", "unfolded"))
-            self._quietly(expanded=self._places.expanded(is_open, unfolded))
-
-    def _quietly(self, **traits: Any) -> None:
-        """Set traits that the browser knows of already."""
-        before, self._echo = self._echo, True
-        try:
-            for name, value in traits.items():
-                setattr(self, name, value)
-        finally:
-            self._echo = before
+        pairs = (change["new"][key] for key in ("rows", "unfolded"))
+        is_open, unfolded = (unranged(each, len(self._places)) for each in pairs)
+        self._said["expanded"] = self._places.expanded(is_open, unfolded)
+        self.expanded = self._said["expanded"]
 
     def _choose_again(self, change: Any) -> None:
         if change["name"] == "source":
@@ -250,6 +306,14 @@ class TreeWidget(anywidget.AnyWidget):
         # It holds the model, which shall live no longer than its user wants.
         self._known = None
         self._follows.submit(self._look)
+        self._acting.resume()
+
+    def changed_by_itself(self) -> None:
+        """The model was changed from here: its marks have to be drawn anew, and its rows are as they were."""
+        model = self._model()
+        if model is not None:
+            self._overdue, self._print = True, watch.fingerprint(model)
+            self.follow()
 
     def _look(self, always: bool = False) -> None:
         model = self._model()
@@ -258,17 +322,22 @@ class TreeWidget(anywidget.AnyWidget):
             return
         try:
             seen_as = watch.fingerprint(model)
-            if always or seen_as != self._print:
+            if always or self._overdue or seen_as != self._print:
+                self._overdue = True
                 self._show_anew(model, seen_as)
+                self._overdue = False
+        except cells.CellRuns:
+            # After the cell it is looked at anyway.
+            return
         except Exception as error:
             self.publish(_outcome=acting.failed(error))
 
     def _show_anew(self, model: nn.Module, seen_as: int) -> None:
         columns, path = self._tree.columns, self._tree.path
         found = tree(model, source=self.source, checkpoint=columns.checkpoint)
-        found.columns.called = columns.called
+        found.columns.called = self.called
         if path and path not in found:
-            self.publish(_gone=f"The model has no {path!r} any more. Next: metaviz.show({columns.called})")
+            self.publish(_gone=f"The model has no {path!r} any more. Next: metaviz.show({self.called})")
             return
         seen = found[path]
         places, packed = Places(seen.columns, seen.root), payload(seen)
@@ -305,51 +374,4 @@ class TreeWidget(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         chosen = f", {len(self.selection):,} chosen" if self.selection else ""
-        return f"<TreeWidget of {self._tree.columns.called}: {len(self._places):,} rows{chosen}>"
-
-
-def _answer(widget: TreeWidget, message: Any, buffers: Any) -> None:
-    """Answer a wish of the browser, once, whatever happens."""
-    number, wish = message.get("id"), message.get("do")
-
-    def reply(**said: Any) -> None:
-        widget.send({"id": number, "ok": True, **said})
-
-    def fail(error: BaseException) -> None:
-        widget.send({"id": number, "ok": False, **acting.failed(error)})
-
-    try:
-        if wish == "ping":
-            reply()
-        elif wish == "cancel":
-            widget._acting.cancel()
-            reply()
-        elif wish == "look":
-            widget._follows.submit(lambda: widget._look(always=True))
-            reply()
-        elif wish == "details":
-            dropped = functools.partial(fail, MetavizError("A newer question took its place"))
-            widget._asks.submit(lambda: _tell(widget, message, reply, fail), dropped)
-        elif wish in ("materialize", "unload"):
-            widget._acting.begin(wish, message, reply, fail)
-        else:
-            fail(
-                MetavizError(f"The front end asks for {wish!r}, which this version of metaviz does not know.")
-            )
-    except Exception as error:
-        fail(error)
-
-
-def _tell(widget: TreeWidget, message: Any, reply: Any, fail: Any) -> None:
-    try:
-        with widget._guard:
-            seen, shape, start, known = widget._tree, widget._shape, widget._places.start, widget._known
-        row = int(message["row"]) + start
-        if message.get("shape") != shape or not start <= row < widget._places.stop:
-            raise UnknownPath("The tree has changed in the meantime. Next: choose the row again")
-        if known is None:
-            known = widget._known = sources_for(seen.model, seen.columns)
-        part = ModuleTree(seen.columns, row, seen._model)
-        reply(row=message["row"], shape=shape, details=details(part, start, known))
-    except Exception as error:
-        fail(error)
+        return f"<TreeWidget of {self.called}: {len(self._places):,} rows{chosen}>"

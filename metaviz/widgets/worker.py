@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from metaviz.widgets import cells
+
 Job = Callable[[], None]
 
 
@@ -51,7 +53,8 @@ class Latest:
                     self._busy = False
                     return
             try:
-                found[0]()
+                with cells.beside():
+                    found[0]()
             except Exception:
                 # It should have caught that itself; those that come after it are done all the same.
                 said = threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
