@@ -190,15 +190,16 @@ FOUND = [
     ("is:real", ["real", "real.weight", "real.bias"]),
     ("device:cpu", ["real", "real.weight", "real.bias"]),
     ("device:cuda", []),
-    ("is:tied", ["head.weight"]),
-    ("is:shared", ["again"]),
     (
         "is:buffer",
         ["inv_freq", *(f"norm.{n}" for n in ("running_mean", "running_var", "num_batches_tracked"))],
     ),
     ("is:module is:leaf", ["again", "normed.parametrizations.weight.0"]),
     ("is:parameter name:bias -is:real -dtype:bf16", ["first.bias", "norm.bias", "normed.bias"]),
-    ("no:such", []),
+    ("is:tied", ["embed.weight", "head.weight"]),  # both ends
+    ("is:shared", ["first", "again"]),
+    ('"no:such"', []),
+    ("*a*a*a*a*a*a*a*a*a*a*b", []),  # at once
     ("]", []),
     ("(", []),
     ("*(", []),
@@ -235,7 +236,7 @@ def test_a_filter_finds_sources_marks_stale_attributes_and_views(inside):
         "source:replay is:parameter": ["lin.weight"],
         "is:blocked -is:module": ["part", "whole", "hidden.kept", "lin.bias"],
         "is:partial": ["", "hidden", "lin"],
-        "is:tied": ["whole"],
+        "is:tied": ["part", "whole"],
         "is:attribute": ["hidden.kept", "hidden.real"],
         "is:stale": ["hidden.kept"],
     }
@@ -252,11 +253,15 @@ def test_what_a_filter_cannot_mean_is_said(models, inside):
     long = ".".join("a" * 40)
     code = "return facts[0].map(typed => { const { fault, terms } = parse(typed); return [fault, terms.length]; });"
     marks = "real, ready, partial, blocked, empty, module, parameter, buffer, attribute"
-    assert inside(seen(models["alone"]), code, ["is:purple", f"weight {long}", f"path:{long}", " "]) == [
+    typed = ["is:purple", f"weight {long}", f"path:{long}", " ", "source:thin-air", "no:such"]
+    keys = "is:, dtype:, device:, source:, class:, name:, path:"
+    assert inside(seen(models["alone"]), code, typed) == [
         [f"is:purple is not known. There are: {marks}, tied, shared, stale, frozen, leaf", 0],
         ["A path of 40 parts is too long to look for: 31 is the most", 0],
         ["A path of 40 parts is too long to look for: 31 is the most", 0],
         ["", 0],
+        ["source:thin-air is not known. There are: checkpoint, replay, reset", 0],
+        [f"no: is not known. There are: {keys}; a name with a colon goes in quotes", 0],
     ]
 
 
@@ -291,14 +296,17 @@ def test_only_what_was_searched_for_is_marked_in_a_name_and_the_name_stays_whole
     assert found == [[text, marks] for (text, _), marks in cases.items()]
 
 
-def test_what_the_user_opens_beside_matches_is_shown_and_what_is_closed_is_not(models, inside):
-    tree = seen(models["quirks"])
-    code = """const { kept } = matching(rows, parse("is:tied"));
+def test_a_match_can_be_looked_into_and_what_leads_to_matches_can_be_closed(models, inside):
+    code = """const { kept } = matching(rows, parse(facts[0]));
         const at = (path) => [...kept.keys()].find(row => rows.path(row) === path);
-        return facts[0].map(turned => listed(rows.found(kept, new Map(turned.map(([p, to]) => [at(p), to])))));"""
-    plain, inner, closed = inside(tree, code, [[], [["head", True]], [["head", False]]])
-    assert plain == [[0, "Holder", 1, 1], [1, "head", 1, 1], [2, "weight", 1, 1]]
-    assert inner == plain
+        return facts[1].map(turned => listed(rows.found(kept, new Map(turned.map(([p, to]) => [at(p), to])))));"""
+    tree = seen(models["quirks"])
+    plain, into = inside(tree, code, "name:parametriz", [[], [["normed.parametrizations", True]]])
+    assert plain == [[0, "Holder", 1, 1], [1, "normed", 1, 1], [2, "parametrizations", 1, 1]]
+    # All that is in it, though none of it matches, and that closed.
+    assert into == [*plain, [3, "weight", 1, 1]]
+    plain, closed = inside(tree, code, "own.gain", [[], [["own", False]]])
+    assert plain == [[0, "Holder", 1, 1], [1, "own", 1, 1], [2, "gain", 1, 1]]
     assert closed == plain[:2]
 
 
