@@ -23,6 +23,7 @@ class TreeView {
     this.width = -1;
     this.hovered = -1;
     this.asking = 0;
+    this.ended = false;
     this.resting = 0;
     this.undo = /** @type {(() => void)[]} */ ([]);
     const act = (/** @type {(...facts: any[]) => any} */ done) => this.guarded(done);
@@ -90,6 +91,7 @@ class TreeView {
 
   async start() {
     await this.load();
+    if (this.ended) return;
     this.bar.draw();
     this.warn(false);
     this.kernel.start();
@@ -99,8 +101,8 @@ class TreeView {
   async load() {
     const packed = this.model.get("_payload"), shape = this.model.get("_shape");
     const rows = await unpack(packed);
-    // A newer one came while this was unpacked.
-    if (packed !== this.model.get("_payload")) return;
+    // A newer one came while this was unpacked, or the cell has gone.
+    if (this.ended || packed !== this.model.get("_payload")) return;
     const older = this.rows, { node, inSight } = this.list;
     const row = !older || node < 0 ? 0 : shape === this.shape ? older.row(node) : rows.same(older, node);
     const stays = older?.isRun(node) && rows.begins(row) ? rows.count + rows.runs[row] : row;
@@ -398,6 +400,7 @@ class TreeView {
   }
 
   end() {
+    this.ended = true;
     clearTimeout(this.asking);
     clearTimeout(this.resting);
     for (const undo of this.undo) undo();

@@ -23,6 +23,11 @@ def with_clock(fake) -> FakeTree:
     """A view of a tree in a page whose time the test makes."""
     page = shown(fake, stack(2), depth=1)
     page.page.clock.install()
+    page.page.evaluate(
+        """() => { window.running = new Set(); const { setInterval: begin, clearInterval: end } = window;
+            window.setInterval = (...facts) => { const id = begin(...facts); running.add(id); return id; };
+            window.clearInterval = (id) => { running.delete(id); end(id); }; }"""
+    )
     # Its timers are to be those of the test.
     page.widget.remove(0)
     page.widget.view()
@@ -78,12 +83,14 @@ def test_nothing_is_left_of_a_closed_view(fake, needs):
     once = page.page.evaluate(listeners)
     page.widget.view()
     assert page.page.evaluate(listeners) == 2 * once > 20
+    page.page.wait_for_function("() => running.size === 2")
     page.press("Home", "Enter")
     # The cleanup itself, without what the front end takes away.
     page.page.evaluate("() => fakeWidget.views.at(-1).cleanup()")
     assert page.page.evaluate(listeners) == once
     page.widget.remove(1)
     assert page.page.evaluate(listeners) == 0
+    assert page.page.evaluate("() => running.size") == 0
     page.page.evaluate("() => { fakeWidget.model.sent.length = 0; }")
     later(page, 60)
     page.widget.update(filter="head", _plan=READY, _payload=b"no more read")
@@ -121,6 +128,20 @@ def test_the_static_twin_hides_while_a_view_lives_and_is_there_when_the_last_has
     assert not twin.is_visible()
     made.remove(2)
     assert twin.is_visible()
+
+
+def test_a_view_that_is_closed_before_it_was_drawn_hides_nothing_and_leaves_no_timer(fake, needs):
+    needs("anywidget")
+    page = with_clock(fake)
+    page.widget.remove(1)
+    page.widget.update(_twin="mv-twin-1")
+    page.page.evaluate(TWIN, "mv-twin-1")
+    # At once, as a cell that is run twice in a row does.
+    page.page.evaluate("async () => { await fakeWidget.view(); await fakeWidget.remove(2); }")
+    page.page.wait_for_timeout(200)
+    assert page.page.locator("#mv-twin-1").is_visible()
+    assert page.page.evaluate("() => running.size") == 0
+    assert page.widget.errors == []
 
 
 @pytest.mark.parametrize("data", [b"no deflate stream", b"", b"x\x9c\x03\x00\x00\x00\x00\x01"])
