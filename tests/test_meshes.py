@@ -357,3 +357,25 @@ def test_a_notebook_is_told_that_lightning_starts_no_such_strategy_in_it(needs, 
     assert metaviz.mesh(strategy(needs)).reason.endswith(
         "It does not start this strategy in a notebook at all."
     )
+
+
+def test_objects_that_cannot_be_looked_at_hide_no_mesh_and_run_no_code():
+    class Raises:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    class Homeless:
+        pass
+
+    Homeless.__module__ = None
+    asked = []
+
+    class Proxy:
+        @property
+        def __class__(self):
+            asked.append("class")
+            return dict
+
+    held = {"a": Raises(), "b": Homeless(), "c": Proxy(), 1: "no name", "plan": metaviz.mesh("dp=2,tp=2")}
+    assert metaviz.mesh(namespace=held).names == ("dp", "tp")
+    assert asked == []

@@ -136,7 +136,9 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
     seen: set[int] = set()
     wrong: BadMesh | None = None
     for name, thing in list(namespace.items()):
-        if name.startswith("_") or id(thing) in seen or isinstance(thing, type):
+        # isinstance() would ask a `__class__` property, and a lazy module would be imported for it.
+        named = type(name) is str and not name.startswith("_")
+        if not named or id(thing) in seen or issubclass(type(thing), type):
             continue
         seen.add(id(thing))
         try:
@@ -144,6 +146,9 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
         except BadMesh as error:
             # It does not hide the others.
             wrong = wrong or BadMesh(f"{name}: {error}")
+            continue
+        except Exception:
+            # Something that cannot even be looked at is no mesh.
             continue
         if layout is not None:
             found[name] = layout
@@ -169,9 +174,9 @@ def nothing() -> MeshLayout:
 
 def mesh_of(thing: Any, ranks_per_host: int | None = None) -> MeshLayout | None:
     """The layout of something that has a mesh or will have one; None for all else. No property of it is asked."""
-    if isinstance(thing, MeshLayout):
+    if issubclass(type(thing), MeshLayout):
         return thing if ranks_per_host is None else dataclasses.replace(thing, ranks_per_host=ranks_per_host)
-    if isinstance(thing, Simulation):
+    if issubclass(type(thing), Simulation):
         return thing.layout
     if is_mesh(thing):
         return read(thing, ranks_per_host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import uuid
@@ -127,7 +128,9 @@ def _in_cell() -> bool:
 def _after_cell(result: Any) -> None:
     cells.ends()
     for widget in list(live):
-        widget.follow()
+        # One that cannot look keeps no other from looking.
+        with contextlib.suppress(Exception):
+            widget.follow()
     if not live:
         unhook()
 
