@@ -132,9 +132,15 @@ def runs(columns: Columns, parent: int, unfold: bool = False) -> list[Branch]:
             branches.append(previous)
     for branch in branches:
         if branch.count > 1:
-            end = "]" if branch.label.endswith("]") else ""
-            branch.label = f"{branch.label.removesuffix(end)} … {_number(columns.names[branch.last])}{end}"
+            branch.label = run_label(columns, branch.row, branch.last)
     return branches
+
+
+def run_label(columns: Columns, first: int, last: int) -> str:
+    """What a run is called: `"0 … 79"`, `"layer_0 … 11"`."""
+    name = columns.names[first]
+    end = "]" if name.endswith("]") else ""
+    return f"{name.removesuffix(end)} … {_number(columns.names[last])}{end}"
 
 
 def worth_opening(columns: Columns, branches: list[Branch]) -> list[Branch]:

@@ -15,7 +15,7 @@ from array import array
 from typing import Any
 
 from metaviz.core.columns import Columns
-from metaviz.core.fold import Branch, alike
+from metaviz.core.fold import Branch, alike, run_label
 from metaviz.core.tree import ModuleTree
 from metaviz.views.lines import SYMBOLS, clean, describe, marks, notes, summary
 
@@ -169,11 +169,6 @@ def _runs(columns: Columns, start: int, stop: int) -> list[tuple[int, int, int]]
 
 
 def _run(columns: Columns, start: int, first: int, last: int, count: int) -> list[Any]:
-    begin, end = columns.names[first], columns.names[last]
-    closing = "]" if begin.endswith("]") else ""
-    number = end.removesuffix("]")
-    number = number[len(number.rstrip("0123456789")) :]
-    branch = Branch(first, last, count, f"{begin.removesuffix(closing)} … {number}{closing}")
-    line = describe(columns, branch)
+    line = describe(columns, Branch(first, last, count, run_label(columns, first, last)))
     nbytes = count * columns.tally(first).nbytes
     return [first - start, count, line.label, line.cls, line.amount, line.size, nbytes]

@@ -7,7 +7,6 @@ import datetime
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -20,12 +19,7 @@ from metaviz.views import mesh as words
 from metaviz.views import svg
 from metaviz.views.lines import clean
 from metaviz.widgets import notebook
-
-_HERE = Path(__file__).parent
-
-
-def _read(*names: str) -> str:
-    return "\n".join((_HERE / name).read_text("utf-8") for name in names)
+from metaviz.widgets.files import joined
 
 
 class MeshWidget(anywidget.AnyWidget):
@@ -48,9 +42,8 @@ class MeshWidget(anywidget.AnyWidget):
         >>> widget.rank = 5  # doctest: +SKIP
     """
 
-    # As text, for the reason given at the tree widget.
-    _esm = _read("parts.js", "kernel.js", "mesh.js")
-    _css = _read("mesh.css")
+    _esm = joined("parts.js", "kernel.js", "mesh.js")
+    _css = joined("mesh.css")
 
     _svg = traitlets.Unicode().tag(sync=True)
     _title = traitlets.Unicode().tag(sync=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -20,10 +19,10 @@ from metaviz.core.sources import SOURCES, Sources, check_source
 from metaviz.core.tree import ModuleTree, tree
 from metaviz.views.payload import payload
 from metaviz.widgets import acting, cells, notebook, wishes
+from metaviz.widgets.files import joined
 from metaviz.widgets.places import Places, ranges, unranged
 from metaviz.widgets.worker import Latest
 
-_HERE = Path(__file__).parent
 COLUMNS = ("class", "amount", "size", "share", "dtype", "device", "mark")
 
 # What the browser may set besides the traits that are for everybody.
@@ -47,11 +46,6 @@ def _clean_opened(value: dict[str, Any], places: Places) -> dict[str, Any] | Non
         sane = [pair for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
         cleaned[name] = [list(pair) for pair in sane if all(type(edge) is int for edge in pair)]
     return cleaned
-
-
-def _read(*names: str) -> str:
-    """Files of this folder as one: a front end has to be a single module."""
-    return "\n".join((_HERE / name).read_text("utf-8") for name in names)
 
 
 class TreeWidget(anywidget.AnyWidget):
@@ -88,12 +82,11 @@ class TreeWidget(anywidget.AnyWidget):
         >>> widget.selection = ["layers.0", "head"]  # doctest: +SKIP
     """
 
-    # As text: anywidget keeps widgets alive whose module is a path (anywidget issue 929, seen with 0.11).
-    _esm = _read(
+    _esm = joined(
         *("rows.js", "filter.js", "ticks.js", "parts.js", "rowlist.js", "side.js", "bar.js", "tools.js"),
         *("kernel.js", "keys.js", "tree.js"),
     )
-    _css = _read("tree.css")
+    _css = joined("tree.css")
 
     _payload = traitlets.Bytes().tag(sync=True)
     _shape = traitlets.Int().tag(sync=True)
