@@ -9,12 +9,20 @@ from __future__ import annotations
 class MetavizError(Exception):
     """Base of every error that metaviz raises on purpose."""
 
+    def __str__(self) -> str:
+        # Names that others gave stand in the message, and a terminal obeys control characters.
+        text = Exception.__str__(self)
+        return text if text.isprintable() else "".join(map(_spelled, text))
+
+
+def _spelled(character: str) -> str:
+    if character == "\n" or character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
 
 class UnknownPath(MetavizError, KeyError):
     """A module or tensor path that the model does not have."""
-
-    # KeyError.__str__ shows the repr of its argument; these messages are prose.
-    __str__ = Exception.__str__
 
 
 class NestedRecording(MetavizError):

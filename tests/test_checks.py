@@ -81,7 +81,7 @@ WHY = "tensor parallelism talks in every layer, and wants one host"
         (
             "dp=8,tp=3",
             8,
-            [f"tp=3 crosses hosts of 8 ranks in 2 of 8 groups: {WHY}. tp can be 1, 2, 4 there."],
+            [f"tp=3 crosses hosts of 8 ranks in 2 of 8 groups: {WHY}. Make it 2 or 4."],
         ),
         ("dp=2,model=4,cp=1", 8, []),
         (
@@ -183,3 +183,36 @@ def test_more_ranks_than_devices_are_told_with_the_machines_that_it_takes():
     count = torch.cuda.device_count()
     (told,) = notes({"dp": 3 * count}, device_type="cuda")
     assert told == f"{3 * count:,} ranks, and {count} cuda devices here: it takes 3 machines like this one."
+
+
+class Nested:
+    def __init__(self, **kept):
+        self.__dict__.update(kept)
+
+    @property
+    def num_attention_heads(self):
+        raise RuntimeError("not known yet")
+
+
+def test_a_configuration_that_cannot_be_read_says_nothing_and_a_nested_one_is_read():
+    model = nn.Linear(2, 2)
+    model.config = Nested()
+    assert notes("tp=4", model=model, device_type="cpu") == []
+    model.config = Nested(text_config=Nested(num_key_value_heads=2))
+    assert notes("tp=4", model=model, device_type="cpu") == [
+        "2 key-value heads cannot be divided among tp=4: tp can be 1, 2."
+    ]
+
+
+def test_heads_that_modules_count_are_told():
+    model = nn.Linear(2, 2)
+    model.n_heads, model.n_kv_heads = 6, -8
+    assert notes("tp=4", model=model, device_type="cpu") == [
+        "6 attention heads cannot be divided among tp=4: tp can be 1, 2, 3, 6."
+    ]
+
+
+def test_a_size_that_no_host_can_hold_is_made_one_that_divides_hosts_and_ranks():
+    assert notes("tp=3,dp=8", ranks_per_host=8, device_type="cpu") == [
+        f"tp=3 crosses hosts of 8 ranks in 8 of 8 groups: {WHY}. Make it the last axis and make it 2 or 4."
+    ]

@@ -103,6 +103,30 @@ def test_five_axes_are_read():
             assert list(layout.group(name)) == dist.get_process_group_ranks(mesh.get_group(name))
 
 
+def test_a_flattened_axis_covers_the_axes_of_size_one_that_its_name_tells():
+    with fake(8, 5):
+        mesh = init_device_mesh("cpu", (2, 1, 4), mesh_dim_names=("dp_shard", "cp", "tp"))
+        mesh["dp_shard", "cp"]._flatten()
+        assert read(mesh).aliases == {"dp_shard_cp": ("dp_shard", "cp")}
+
+
+def test_a_mesh_without_axes_has_the_one_rank():
+    with fake(8, 5):
+        layout = read(DeviceMesh("cpu", torch.tensor(5)))
+    assert (layout.axes, layout.ranks) == ((), (5,))
+
+
+def test_names_that_are_no_strings_and_names_that_would_collide_are_made_good():
+    with fake(8, 5):
+        assert read(DeviceMesh("cpu", torch.arange(8).reshape(2, 4), mesh_dim_names=(1, 2))).names == (
+            "1",
+            "2",
+        )
+        cubed = torch.arange(8).reshape(2, 2, 2)
+        names = read(DeviceMesh("cpu", cubed, mesh_dim_names=("a_2", "a", "a"))).names
+        assert names == ("a_2", "a", "a_2_2")
+
+
 def test_axes_without_names_are_numbered():
     with fake(8, 5):
         layout = read(init_device_mesh("cpu", (2, 4)))
@@ -366,11 +390,36 @@ if PLANS:
             part = mesh._unflatten(0, (2, 4), ("dp", "shard"))["dp"]
             assert part.size() == 2
             layout = read(part)
-            assert (layout.names, layout.shape, layout.focus) == (("dp",), (2,), ())
-            assert (layout.ranks, layout.coordinate) == ((1, 5), (1,))
-        # The rank is known from the whole, which has one place for it: each copy of the part has one.
+            # Its copies are there, too: the ranks of the others work as well.
+            assert (layout.names, layout.shape, layout.focus) == (("copy", "dp"), (4, 2), ("dp",))
+            assert (layout.group("dp"), layout.coordinate, layout.idle) == ((1, 5), (1, 1), ())
+            assert layout.notes == (
+                "copy: the other axes of these ranks, as torch does not tell their names.",
+            )
+        # The rank is known from the whole, which has one place for it.
         layout = read(part)
-        assert (layout.state, layout.ranks, layout.rank, layout.coordinate) == ("stale", (1, 5), 5, (1,))
+        assert (layout.state, layout.group("dp"), layout.rank, layout.coordinate) == (
+            "stale",
+            (1, 5),
+            5,
+            (1, 1),
+        )
+
+    def test_an_axis_that_was_flattened_of_a_mesh_that_was_taken_apart_is_one_of_it():
+        with fake(8, 5):
+            mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+            parts = mesh._unflatten(0, (2, 2, 2), CUBE)
+            parts["dp", "tp"]._flatten("fsdp")
+            assert read(parts).aliases == {"fsdp": ("dp", "tp")}
+            assert read(parts).group("fsdp") == (4, 5, 6, 7)
+
+    def test_a_part_whose_own_group_was_destroyed_is_stale():
+        with fake(8, 5):
+            mesh = cube()
+            flat = mesh["pp", "dp"]._flatten("outer")
+            dist.destroy_process_group(flat.get_group())
+            assert read(flat).state == "stale"
+            assert read(mesh).state == "simulated"
 
     def test_a_mesh_that_was_never_seen_before_is_stale_all_the_same():
         with fake(8, 5):

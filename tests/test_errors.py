@@ -36,3 +36,9 @@ def test_an_unknown_path_is_caught_as_a_key_error_but_not_shown_as_one():
     with pytest.raises(KeyError) as caught:
         raise errors.UnknownPath(MESSAGE)
     assert str(caught.value) == MESSAGE
+
+
+def test_control_characters_of_names_are_spelled_out_and_lines_are_kept():
+    assert (
+        str(errors.MetavizError("no axis \x1b[31mtp\u202e\n  next")) == "no axis \\x1b[31mtp\\u202e\n  next"
+    )

@@ -287,3 +287,17 @@ def test_a_layout_is_the_same_under_meta_devices_and_fake_tensors():
     with FakeTensorMode(), torch.device("meta"):
         layout = metaviz.mesh({"pp": 2, "dp": 2, "tp": 2}, rank=5)
         assert (layout.coordinate, layout.groups("dp")[3]) == ((1, 0, 1), (5, 7))
+
+
+@pytest.mark.parametrize("rank", [[1], 1.0, True, "1", None, pytest.param(10**5000, id="huge")])
+def test_what_is_no_rank_is_refused(rank):
+    with pytest.raises(BadMesh):
+        metaviz.mesh("tp=4").coordinate_of(rank)
+    with pytest.raises(BadMesh):
+        metaviz.mesh("tp=4").at((rank,))
+
+
+def test_a_flattened_axis_needs_a_name_and_axes():
+    for names, alias in [(("dp", "tp"), 5), ([], "x"), ("dp", "")]:
+        with pytest.raises(BadMesh, match="A flattened axis has a name, and covers axes"):
+            metaviz.mesh("dp=2,tp=2").flattened(names, alias)

@@ -79,10 +79,10 @@ def test_a_mesh_of_two_axes_is_a_grid_in_which_this_rank_is_marked():
         "✎ planned  dp=2 × tp=4, 8 ranks on 2 hosts (assumed 4 a host), cuda",
         "   0 1 2 3",
         "   4*5 6 7",
-        f"why           {SUMMARY}",
-        "this process  rank 5, dp=1, tp=1",
-        "dp            4 groups of 2; that of this process: 1, 5; 4 of them cross hosts",
-        "tp            2 groups of 4; that of this process: 4, 5, 6, 7; within hosts",
+        f"why      {SUMMARY}",
+        "seen by  rank 5, dp=1, tp=1",
+        "dp       4 groups of 2; that of rank 5: 1, 5; all of them cross hosts",
+        "tp       2 groups of 4; that of rank 5: 4, 5, 6, 7; within hosts",
     ]
 
 
@@ -188,7 +188,7 @@ def test_html_has_no_scripts_and_says_the_title_once():
     assert "javascript:" not in markup and "http://" not in markup.replace("http://www.w3.org/2000/svg", "")
     assert page.texts.count("✎ planned  dp=2 × tp=4, 8 ranks, cuda") == 1
     # The members of groups are said in words below the drawing, and not in it again.
-    assert [each for each in page.texts if "1, 5" in each] == ["4 groups of 2; that of this process: 1, 5"]
+    assert [each for each in page.texts if "1, 5" in each] == ["4 groups of 2; that of rank 5: 1, 5"]
 
 
 def test_several_meshes_are_drawn_below_each_other_with_their_names():

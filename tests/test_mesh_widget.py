@@ -75,7 +75,7 @@ def test_the_browser_is_sent_the_drawing_and_what_is_known(front):
     assert state["_axes"] == [["dp", 2, 1, "dp"], ["tp", 4, 0, "tp"]]
     assert (state["_place"], state["colour"], state["_choices"], state["_step"]) == (5, "", [], "")
     assert marked(browser) == ["5"]
-    assert fact(browser, "tp") == "2 groups of 4; that of this process: 4, 5, 6, 7"
+    assert fact(browser, "tp") == "2 groups of 4; that of rank 5: 4, 5, 6, 7"
     assert repr(browser.widget) == "<MeshWidget: ✎ planned  dp=2 × tp=4, 8 ranks, cuda>"
     assert browser.widget.rank is None and browser.widget.mesh.coordinate == (1, 1)
 

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from groups import fake, gloo, no_group_stays, nothing_starts  # noqa: F401
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import metaviz
+from metaviz.core.awaited import lightning_refusal
 from metaviz.core.layout import MeshLayout
-from metaviz.core.meshes import Meshes, among, lightning_refusal
+from metaviz.core.meshes import Meshes, among
 from metaviz.errors import BadMesh
 
 REFUSED = "Accessing the device mesh before processes have initialized is not allowed."
@@ -73,7 +74,7 @@ def test_what_has_no_mesh_is_refused_with_what_is_taken(thing, called):
         metaviz.mesh(thing)
     assert str(refused.value) == (
         f"An object of type {called} has no mesh. It takes a DeviceMesh, Lightning's Fabric, Trainer or strategy, "
-        "torchtitan's ParallelDims, a sharded module, or a plan. "
+        "torchtitan's ParallelDims, accelerate's Accelerator, a sharded module, or a plan. "
         'Next: metaviz.mesh("dp=2,tp=4")'
     )
 
@@ -235,13 +236,17 @@ def test_the_parallel_dims_of_torchtitan_are_a_plan():
     layout = metaviz.mesh(ParallelDims(64, pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8))
     assert layout.names == ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     assert (layout.shape, layout.state, layout.world) == ((2, 2, 4, 2, 2), "planned", 64)
-    assert layout.notes == ()
+    assert layout.notes == (
+        "Parameters are sharded along dp_shard and cp together: 8 ways.",
+        "ep=8 is cut out of dp_shard × cp × tp = 16: the rest is efsdp.",
+    )
 
 
 def test_context_parallelism_multiplies_with_sharded_data_and_the_product_is_told():
     layout = metaviz.mesh(ParallelDims(8, dp_shard=8, cp=8))
     assert layout.size == 64
     assert layout.notes == (
+        "Parameters are sharded along dp_shard and cp together: 64 ways.",
         "pp=1 × dp_replicate=1 × dp_shard=8 × cp=8 × tp=1 = 64 ranks, and world_size=8: torchtitan refuses this.",
     )
 
@@ -256,6 +261,33 @@ def test_parallel_dims_that_were_built_have_the_mesh_that_was_built():
         dims._world_mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp_shard", "tp"))
         layout = metaviz.mesh(dims)
         assert (layout.state, layout.names, layout.coordinate) == ("simulated", ("dp_shard", "tp"), (2, 1))
+
+
+@pytest.mark.skipif(not hasattr(DeviceMesh, "_unflatten"), reason="torch takes no mesh apart before 2.10")
+def test_parallel_dims_of_today_show_the_view_of_their_ranks_that_has_all_axes():
+    dims = ParallelDims(8, dp_shard=4, tp=2)
+    with fake(8, 5):
+        dims._world_mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        dense = dims._world_mesh._unflatten(0, (4, 2), ("dp_shard", "tp"))
+        dims._global_meshes = {"dataloading": dense["dp_shard"], "dense": dense}
+        layout = metaviz.mesh(dims)
+        assert (layout.names, layout.shape, layout.coordinate) == (("dp_shard", "tp"), (4, 2), (2, 1))
+
+
+# accelerate
+
+
+def test_the_sizes_of_accelerate_are_a_plan_with_the_axes_that_it_joins(needs):
+    config = needs("accelerate").parallelism_config.ParallelismConfig(
+        dp_replicate_size=2, dp_shard_size=4, tp_size=2
+    )
+    layout = metaviz.mesh(config)
+    assert (layout.state, layout.shape_words) == ("planned", "dp_replicate=2 × dp_shard=4 × tp=2")
+    assert layout.aliases == {
+        "dp": ("dp_replicate", "dp_shard"),
+        "dp_shard_cp": ("dp_shard",),
+        "dp_cp": ("dp_replicate", "dp_shard"),
+    }
 
 
 # Lightning
@@ -290,7 +322,10 @@ def test_a_strategy_before_launch_waits_with_the_sizes_that_were_planned(needs, 
 def test_a_strategy_of_its_own_accord_says_that_its_sizes_are_not_known_yet(needs, kind):
     layout = metaviz.mesh(strategy(needs, kind))
     assert (layout.state, layout.axes, layout.ranks) == ("waiting", (), ())
-    assert layout.notes == ("tensor_parallel is 'auto': as many as there are devices on a node.",)
+    assert layout.notes == (
+        "data_parallel is 'auto': as many as there are nodes.",
+        "tensor_parallel is 'auto': as many as there are devices on a node.",
+    )
 
 
 def fabric(needs, nodes=1, **sizes):
@@ -379,3 +414,49 @@ def test_objects_that_cannot_be_looked_at_hide_no_mesh_and_run_no_code():
     held = {"a": Raises(), "b": Homeless(), "c": Proxy(), 1: "no name", "plan": metaviz.mesh("dp=2,tp=2")}
     assert metaviz.mesh(namespace=held).names == ("dp", "tp")
     assert asked == []
+
+
+def test_the_nodes_of_a_trainer_are_counted(needs):
+    trainer = needs("lightning.pytorch").Trainer(
+        accelerator="cpu",
+        devices=4,
+        num_nodes=2,
+        logger=False,
+        enable_checkpointing=False,
+        strategy=strategy(needs, "trainer", data_parallel_size=2, tensor_parallel_size=4),
+    )
+    layout = metaviz.mesh(trainer)
+    assert (layout.world, layout.shape, layout.notes) == (trainer.world_size, (2, 4), ())
+
+
+@pytest.mark.parametrize("kind", ["lightning.fabric.strategies", "lightning.pytorch.strategies"])
+def test_the_sizes_that_fsdp_of_lightning_will_make_a_mesh_of_are_awaited(needs, kind):
+    layout = metaviz.mesh(needs(kind).FSDPStrategy(device_mesh=(2, 4)))
+    assert (layout.state, layout.shape_words) == ("waiting", "replicate=2 × shard=4")
+    assert layout.reason == "Lightning makes the mesh of FSDPStrategy when its processes start."
+
+
+@pytest.mark.parametrize("size", [2.0, True, 0, 10**9])
+def test_sizes_of_lightning_that_are_none_are_told(needs, size):
+    layout = metaviz.mesh(strategy(needs, data_parallel_size=size, tensor_parallel_size=4))
+    assert (layout.axes, layout.ranks, len(layout.notes)) == ((), (), 1)
+
+
+def test_a_mesh_that_has_a_name_is_found_once_with_what_is_made_of_it():
+    with metaviz.mesh("dp=2,tp=4", simulate=True) as world:
+        weight = distribute_tensor(torch.zeros(8, 4), world.device_mesh, [Replicate(), Shard(0)])
+        layout = metaviz.mesh(world.device_mesh)
+        found = look(world=world, weight=weight, layout=layout)
+        assert (found.state, found.shape) == ("simulated", (2, 4))
+        assert look(weight=weight, bias=weight.clone()).shape == (2, 4)
+
+
+def test_a_layout_that_was_kept_is_as_its_mesh_is_by_now():
+    with fake(4):
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        layout = metaviz.mesh(mesh)
+        assert metaviz.mesh(layout).state == "simulated"
+    assert metaviz.mesh(layout).state == "stale"
+    del mesh
+    gc.collect()
+    assert metaviz.mesh(layout).state == "stale"

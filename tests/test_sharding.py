@@ -86,10 +86,14 @@ def test_the_owners_of_a_slice_are_all_ranks_that_hold_it():
     assert over("dp=3", ()).owners() == {(): [0, 1, 2]}
 
 
-def test_ranks_in_an_order_of_their_own_hold_what_stands_at_their_place():
-    layout = metaviz.mesh("dp=2,tp=2", ranks=(3, 1, 2, 0))
-    sharding = Sharding("", (4,), FLOAT, layout, {"dp": shard(0), "tp": shard(0)})
-    assert [sharding.slices(rank) for rank in (3, 1, 2, 0)] == [(((i, i + 1),),) for i in range(4)]
+def test_ranks_in_an_order_of_their_own_hold_chunks_in_the_order_of_their_sorted_group():
+    # As torch scatters: what four processes of gloo hold is in test_ranks.
+    layout = metaviz.mesh("tp=4", ranks=(3, 1, 0, 2))
+    sharding = Sharding("", (4,), FLOAT, layout, {"tp": shard(0)})
+    assert [sharding.slices(rank) for rank in range(4)] == [(((i, i + 1),),) for i in range(4)]
+    layout = metaviz.mesh("dp=2,tp=2", ranks=(3, 1, 0, 2))
+    sharding = Sharding("", (4,), FLOAT, layout, {"tp": shard(0)})
+    assert [sharding.slices(rank)[0] for rank in range(4)] == [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)]
 
 
 def test_a_rank_that_is_not_on_the_mesh_is_refused():

@@ -117,11 +117,23 @@ def test_a_second_simulation_is_refused_and_the_first_goes_on():
 
 def test_a_simulation_that_nobody_holds_any_more_is_over():
     world = metaviz.mesh("dp=8", simulate=True)
-    mesh = world.device_mesh
+    # A part of its mesh is enough to hold it.
+    part = world.device_mesh["dp"]
     del world
     gc.collect()
+    assert metaviz.mesh(part).state == "simulated"
+    del part
+    gc.collect()
     assert not dist.is_initialized()
-    assert metaviz.mesh(mesh).state == "stale"
+
+
+def test_a_cell_that_simulates_can_be_run_again():
+    world = metaviz.mesh("dp=8", simulate=True)
+    earlier = world.device_mesh
+    world = metaviz.mesh("dp=2,tp=2", simulate=True)
+    assert (world.layout.state, world.layout.world) == ("simulated", 4)
+    assert metaviz.mesh(earlier).state == "stale"
+    world.close()
 
 
 def test_a_simulation_that_fails_to_start_leaves_nothing_behind():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import metaviz
 from metaviz.core.spec import MOST, planned
@@ -63,7 +64,8 @@ CARETS = [
     ("tp=t", "tp=", "a size is a number, or -1 for what is left"),
     ("dp=2;tp=4", "dp=", "a size is a number, or -1 for what is left"),
     ("dp=٣", "dp=", "a size is a number, or -1 for what is left"),
-    ("dp=" + 5000 * "9", "dp=", "a size is a number, or -1 for what is left"),
+    ("dp=" + 500 * "9", "dp=", "more than 1,048,576 ranks are not laid out"),
+    ("-1=4", "", "here the name of an axis is missing"),
     ("dp=2,tp=0", "dp=2,tp=", "sizes are 1 or more, or -1 for what is left"),
     ("dp=-2,tp=4", "dp=", "sizes are 1 or more, or -1 for what is left"),
     ("dp=2,tp", "dp=2,tp", "the size of 'tp' is missing"),
@@ -155,7 +157,7 @@ WORLD_OF_8 = {"world": 8}
         (
             "dp=2",
             {"world": 10**30},
-            f"A world of {10**30:,} ranks: more than 1,048,576 are not laid out.",
+            f"world={10**30}: worlds of more than 1,048,576 ranks are not laid out.",
         ),
         ("dp=2", {"world": 0}, "world=0: a job has one rank or more. Next: world=8"),
         ("dp=2", {"world": -8}, "world=-8: a job has one rank or more. Next: world=8"),
@@ -250,3 +252,34 @@ def test_nothing_is_done_to_a_dict_that_is_given():
     sizes = {"dp": -1, "tp": 2}
     planned(sizes, world=8)
     assert sizes == {"dp": -1, "tp": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ranks": []},
+        {"ranks": torch.empty(2, device="meta")},
+        {"ranks": [0, 10**5000]},
+        {"rank": [1]},
+        {"rank": True},
+        {"world": 10**5000},
+    ],
+)
+def test_numbers_that_are_none_or_far_too_large_are_refused(options):
+    with pytest.raises(BadMesh):
+        planned("dp=2", **options)
+
+
+def test_sizes_that_are_no_numbers_are_refused_in_short():
+    with pytest.raises(BadMesh) as raised:
+        planned({"weight": torch.zeros(1000)})
+    assert len(str(raised.value)) < 300
+    with pytest.raises(BadMesh, match="more than 1,048,576 ranks are not laid out"):
+        planned({"dp": 10**5000})
+    with pytest.raises(BadMesh, match="no mesh has a description of 30,002 characters"):
+        planned("a" + 30_000 * " " + "b")
+
+
+def test_integers_of_other_libraries_are_numbers():
+    layout = planned({"dp": torch.tensor(2)}, world=torch.tensor(2))
+    assert (layout.shape, layout.world) == ((2,), 2)

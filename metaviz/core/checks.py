@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from metaviz.core.layout import Axis, MeshLayout
+from metaviz.core.paths import modules
 
 # What people and libraries call the axis of tensor parallelism.
 TENSOR_AXES = ("tp", "tensor_parallel", "tensor", "model")
@@ -18,6 +19,11 @@ _DIVIDED = {
     "attention heads": ("num_attention_heads", "n_head", "num_heads"),
     "key-value heads": ("num_key_value_heads",),
     "hidden features of the MLP": ("intermediate_size", "n_inner", "d_ff"),
+}
+# What modules call the same: torch.nn.MultiheadAttention, timm, torchtitan and nanoGPT.
+_OF_MODULES = {
+    "attention heads": ("num_heads", "n_heads", "num_attention_heads", "n_head"),
+    "key-value heads": ("num_key_value_heads", "n_kv_heads", "num_kv_heads"),
 }
 
 
@@ -99,18 +105,26 @@ def _of_hosts(layout: MeshLayout) -> Iterator[str]:
         if axis.size > hosts:
             yield f"{axis.name}={axis.size} is more than the {hosts} ranks of a host, so {groups} cross hosts: {why}."
         else:
-            yield f"{axis.name}={axis.size} crosses hosts of {hosts} ranks in {groups}: {why}. {_advice(layout, axis)}"
+            yield f"{axis.name}={axis.size} crosses hosts of {hosts} ranks in {groups}: {why}.{_advice(layout, axis)}"
     if layout.world is not None and layout.world % hosts:
         yield f"{layout.world:,} ranks do not fill hosts of {hosts}: the last one has {layout.world % hosts}."
 
 
 def _advice(layout: MeshLayout, axis: Axis) -> str:
-    """What keeps the groups of an axis that is small enough within hosts."""
+    """What keeps the groups of an axis that is small enough within hosts; `""` where nothing simple does."""
     hosts = layout.ranks_per_host
+    # The total shall stay what it is.
+    fit = [size for size in range(2, hosts + 1) if hosts % size == 0 == layout.size % size]
+    if hosts % axis.size and not fit:
+        return ""
+    steps = [] if axis is layout.axes[-1] else ["make it the last axis"]
+    if list(layout.ranks) != sorted(layout.ranks):
+        steps.append("order the ranks host by host")
     if hosts % axis.size:
-        fit = [size for size in range(1, hosts + 1) if hosts % size == 0 and size <= 2 * axis.size]
-        return f"{axis.name} can be {', '.join(map(str, fit))} there."
-    return "Make it the last axis." if axis is not layout.axes[-1] else "Order the ranks host by host."
+        near = sorted(fit, key=lambda size: abs(math.log(size / axis.size)))[:2]
+        steps.append(f"make it {' or '.join(map(str, sorted(near)))}")
+    words = " and ".join(steps)
+    return f" {words[0].upper()}{words[1:]}." if words else ""
 
 
 def _of_devices(layout: MeshLayout) -> Iterator[str]:
@@ -137,16 +151,39 @@ def _of_model(layout: MeshLayout, model: Any) -> Iterator[str]:
 
 
 def _counts(model: Any) -> Iterator[tuple[str, int]]:
-    config = getattr(model, "config", None)
+    """What there is of each kind, as the configuration of a model says, or its modules do."""
+    config = _kept(model, "config")
+    # Models of text and pictures keep a configuration for each.
+    configs = [
+        each
+        for each in (config, _kept(config, "text_config"), _kept(config, "vision_config"))
+        if each is not None
+    ]
     known: set[str] = set()
     for what, names in _DIVIDED.items():
-        count = next(
-            (getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None
-        )
-        if count:
+        found = (_kept(each, name) for each in configs for name in names)
+        count = next((each for each in found if _counts_things(each)), None)
+        if count is not None:
             known.add(what)
             yield what, count
-    if "attention heads" not in known and hasattr(model, "modules"):
-        attention = (each for each in model.modules() if isinstance(each, torch.nn.MultiheadAttention))
-        for heads in dict.fromkeys(each.num_heads for each in attention):
-            yield "attention heads", heads
+    if isinstance(model, torch.nn.Module):
+        parts = [vars(part) for _, part in modules(model)]
+        for what, names in _OF_MODULES.items():
+            found = (part.get(name) for part in parts for name in names)
+            for count in (
+                dict.fromkeys(each for each in found if _counts_things(each)) if what not in known else ()
+            ):
+                yield what, count
+
+
+def _kept(thing: Any, name: str) -> Any:
+    """An attribute; None where there is none, or where it cannot be had."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        # A configuration is somebody else's code, and a plan does not hang on it.
+        return None
+
+
+def _counts_things(value: Any) -> bool:
+    return type(value) is int and value > 0

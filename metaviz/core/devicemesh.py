@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 from metaviz.core.checks import of_order
-from metaviz.core.layout import Axis, MeshLayout
+from metaviz.core.layout import Axis, MeshLayout, told
 from metaviz.core.world import backend_of, world
 
 # id(mesh) → the mesh and the default group that it was first seen with, both held weakly.
 _jobs: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+
+# So many axes of size 1 are looked for in the name of a flattened one.
+_SINGLE = 4
 
 
 def is_mesh(thing: Any) -> bool:
@@ -33,38 +36,47 @@ def is_mesh(thing: Any) -> bool:
 
 def read(mesh: Any, ranks_per_host: int | None = None) -> MeshLayout:
     """The layout of a DeviceMesh. Of a sub-mesh it is that of the whole, with its axes in focus."""
-    root = _root(mesh)
-    names, aliases = _names(root), _aliases(root)
+    root = root_of(mesh)
+    names = _names(root)
+    aliases = _aliases(root, root, names)
     focus = () if root is mesh else _focus(mesh, root, names, aliases)
     state, reason, step = state_of(root)
     known = world()
+    if root is not mesh and state in ("ready", "simulated"):
+        # A part can have groups of its own, which end alone.
+        state, reason, step = state_of(mesh)
     alive = state in ("ready", "simulated")
     # Of the whole, which has a place for each rank: a sub-mesh has the coordinate of this one in each of its copies.
     rank = known.rank if alive else _rank_at(_copies(root)[0], root, _coordinate(root))
+    shown = root
     if root is not mesh and not focus:
         # A mesh that torch has made of another one without telling it: it stands for itself.
-        root, names, aliases = mesh, _names(mesh), {}
-    copies = _copies(root)
-    ranks = next((copy for copy in copies if rank in copy), copies[0])
-    backends = _backends(root, names) if alive else {}
+        shown, names = mesh, _names(mesh)
+        aliases = _aliases(root, mesh, names)
+    backends = _backends(shown, names) if alive else {}
     axes = [
         Axis(name, int(size), *backends.get(name, (None, False)))
-        for name, size in zip(names, root.shape, strict=True)
+        for name, size in zip(names, shown.shape, strict=True)
     ]
+    copies = _copies(shown)
+    if len(copies) > 1:
+        # The other axes are there, and torch does not tell what they are called.
+        axes.insert(0, Axis(_free("copy", names), len(copies)))
+        focus = names
     layout = MeshLayout(
         tuple(axes),
-        tuple(ranks),
+        tuple(itertools.chain.from_iterable(copies)),
         state,
         rank,
         known.size if alive else None,
-        root.device_type,
+        shown.device_type,
         ranks_per_host,
         focus,
         aliases,
         reason=reason,
         step=step,
     )
-    return dataclasses.replace(layout, notes=tuple(_notes(layout, root)))
+    return dataclasses.replace(layout, notes=tuple(_notes(layout, shown, names)))
 
 
 def state_of(mesh: Any) -> tuple[str, str, str | None]:
@@ -77,19 +89,22 @@ def state_of(mesh: Any) -> tuple[str, str, str | None]:
     if known.state in ("waiting", "unavailable"):
         again = f"torch.distributed.init_process_group(); mesh = {_made_again(mesh)}"
         return "stale", "Its process group was destroyed: nothing can be sent over it any more.", again
-    if _is_recycled(mesh, names, infos) or _is_of_another_job(mesh):
-        again = f"mesh = {_made_again(mesh)}"
-        return (
-            "stale",
-            "It belongs to a process group that was destroyed; the one there is now is another one.",
-            again,
-        )
+    again = f"mesh = {_made_again(mesh)}"
+    if _is_of_another_job(mesh):
+        reason = "It belongs to a process group that was destroyed; the one there is now is another one."
+        return "stale", reason, again
+    if _is_recycled(mesh, names, infos):
+        reason = "Groups that it communicates with were destroyed, or belong to a job that is over."
+        return "stale", reason, again
     return known.state, known.reason, None
 
 
 def _made_again(mesh: Any) -> str:
     names = "" if mesh.mesh_dim_names is None else f", mesh_dim_names={tuple(mesh.mesh_dim_names)}"
-    return f'init_device_mesh("{mesh.device_type}", {tuple(map(int, mesh.shape))}{names})'
+    shape, ranks = tuple(map(int, mesh.shape)), _copies(mesh)[0]
+    if ranks == list(range(len(ranks))):
+        return f'init_device_mesh("{mesh.device_type}", {shape}{names})'
+    return f'DeviceMesh("{mesh.device_type}", torch.tensor({told(ranks, 400)}).reshape({shape}){names})'
 
 
 def _is_recycled(mesh: Any, names: Any, infos: Any) -> bool:
@@ -98,7 +113,7 @@ def _is_recycled(mesh: Any, names: Any, infos: Any) -> bool:
     from torch.distributed import distributed_c10d
 
     alive = {id(group) for group in distributed_c10d._world.pg_map}
-    known = getattr(_root(mesh), "_pg_registry", None)
+    known = getattr(root_of(mesh), "_pg_registry", None)
     if known and names:
         return any(id(known[name]) not in alive for name in names if name in known)
     # Older torch: a mesh keeps no group, only names, and the ranks that it had.
@@ -132,8 +147,8 @@ def _is_of_another_job(mesh: Any) -> bool:
     return seen() is not now
 
 
-def _root(mesh: Any) -> Any:
-    """The mesh that a mesh was cut out of; itself if it was not."""
+def root_of(mesh: Any) -> Any:
+    """The DeviceMesh that one was cut out of; itself if it was not."""
     for ask in ("_get_root_mesh", "_root_mesh"):
         found = getattr(mesh, ask, None)
         found = found() if callable(found) else found
@@ -145,8 +160,18 @@ def _root(mesh: Any) -> Any:
     for ask in ("get_root_mesh", "get_parent_mesh"):
         method = getattr(resources, ask, None)
         if method is not None:
-            return method(mesh) or mesh
+            found = method(mesh) or mesh
+            return found if _is_part(mesh, found, resources) else mesh
     return mesh
+
+
+def _is_part(mesh: Any, whole: Any, resources: Any) -> bool:
+    """Whether a mesh of older torch was cut out of another one: it looks them up by their numbers, not as objects."""
+    infos = getattr(whole, "_dim_group_infos", ())
+    if all(any(info is other for other in infos) for info in getattr(mesh, "_dim_group_infos", ())):
+        return True
+    flattened = getattr(resources, "root_to_flatten_mapping", {}).get(whole, {})
+    return any(each is mesh for each in flattened.values())
 
 
 def _names(mesh: Any) -> tuple[str, ...]:
@@ -158,39 +183,61 @@ def _names(mesh: Any) -> tuple[str, ...]:
     found: list[str] = []
     for index in range(many):
         name = given[index] if index < len(given) else f"axis_{index}"
-        found.append(f"{name}_{index}" if name in found else name)
+        found.append(_free(str(name), found, f"_{index}"))
     return tuple(found)
 
 
-def _aliases(root: Any) -> dict[str, tuple[str, ...]]:
-    """Flattened axes of a mesh; slicing by their names would warn."""
-    found = dict(getattr(root, "_flatten_mapping", None) or {})
+def _free(name: str, taken: Sequence[str], ending: str = "_") -> str:
+    """A name that no other axis has."""
+    while name in taken:
+        name += ending
+    return name
+
+
+def _aliases(root: Any, mesh: Any, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Flattened axes of a mesh, which its root knows; slicing by their names would warn."""
+    from torch.distributed import device_mesh
+
+    # Older torch knows them by their numbers.
+    kept = getattr(getattr(device_mesh, "_mesh_resources", None), "flatten_name_to_root_dims", {})
+    if isinstance(kept, dict):
+        # Meshes with the same numbers are equal to torch, and one of a job that is over can be such a one.
+        own = next((axes for whole, axes in kept.items() if whole is root), {}) if root is mesh else {}
+        if own:
+            return {alias: tuple(names[axis] for axis in axes) for alias, axes in own.items()}
+    found = getattr(root, "_flatten_mapping", None) or {}
     if not found:
-        from torch.distributed import device_mesh
-
-        kept = getattr(getattr(device_mesh, "_mesh_resources", None), "root_to_flatten_mapping", {})
-        found = dict(kept.get(root, {})) if isinstance(kept, dict) else {}
-    names = _names(root)
-    whole = _copies(root)[0]
-    return {
-        alias: covered
-        for alias, mesh in found.items()
-        if (covered := _covered(whole, root.shape, names, _copies(mesh)))
-    }
+        return {}
+    axes = tuple(Axis(name, int(size)) for name, size in zip(names, mesh.shape, strict=True))
+    layout = MeshLayout(axes, tuple(_copies(mesh)[0]))
+    covered = {alias: _covered(layout, alias, _copies(flat)[0]) for alias, flat in found.items()}
+    return {alias: axes for alias, axes in covered.items() if axes}
 
 
-def _covered(
-    whole: Sequence[int], shape: Sequence[int], names: Sequence[str], copies: list[list[int]]
-) -> tuple[str, ...]:
-    """Which axes of a mesh the groups of a flattened one run along."""
-    layout = MeshLayout(tuple(Axis(n, int(s)) for n, s in zip(names, shape, strict=True)), tuple(whole))
-    wanted = sorted(map(tuple, copies))
-    for many in range(1, len(names) + 1):
-        for chosen in itertools.combinations(names, many):
-            groups = layout.groups(*chosen)
-            if sorted(groups) == wanted or any(list(group) in copies for group in groups):
-                return chosen
-    return ()
+def _covered(layout: MeshLayout, alias: str, group: Sequence[int]) -> tuple[str, ...]:
+    """Which axes of a mesh a flattened one stands for, whose first group is given; `()` if that is no group of it.
+
+    Axes of size 1 leave no trace in a group: those that the name tells, as torch would make it, are taken.
+    """
+    if not all(rank in layout.place_of for rank in group):
+        return ()
+    ways = [layout.coordinate_of(rank) for rank in group]
+    # The faster an axis, the sooner it has another number.
+    turns = [
+        next((at for at, way in enumerate(ways) if way[axis] != ways[0][axis]), 0)
+        for axis in range(len(layout.axes))
+    ]
+    order = sorted((axis for axis, turn in enumerate(turns) if turn), key=lambda axis: -turns[axis])
+    found = tuple(layout.names[axis] for axis in order)
+    if found and layout.group_along(found, group[0]) != tuple(group):
+        return ()
+    single = [axis.name for axis in layout.axes if axis.size == 1]
+    for many in range(min(len(single), _SINGLE) + 1):
+        for more in itertools.combinations(single, many):
+            named = tuple(name for name in layout.names if name in found or name in more)
+            if "_".join(named) == alias:
+                return named
+    return found or tuple(single[:1])
 
 
 def _focus(
@@ -270,10 +317,12 @@ def _backends(mesh: Any, names: Sequence[str]) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _notes(layout: MeshLayout, mesh: Any) -> Iterator[str]:
+def _notes(layout: MeshLayout, mesh: Any, names: tuple[str, ...]) -> Iterator[str]:
     if layout.rank is not None and layout.rank not in layout.place_of:
         yield f"This process (rank {layout.rank}) is not on the mesh."
-    given = tuple(mesh.mesh_dim_names or layout.names)
-    if given != layout.names:
-        yield f"Torch has the names {given!r} for its axes; they are {layout.names!r} here."
+    given = tuple(mesh.mesh_dim_names or names)
+    if given != names:
+        yield f"Torch has the names {given!r} for its axes; they are {names!r} here."
+    if len(layout.axes) > len(names):
+        yield f"{layout.names[0]}: the other axes of these ranks, as torch does not tell their names."
     yield from of_order(layout)

@@ -143,13 +143,13 @@ class MeshLayout:
         Raises:
             BadMesh: The rank is not on the mesh.
         """
-        place = self.place_of.get(rank)
+        place = self.place_of.get(rank if type(rank) is int else _rank(rank))
         if place is None and not self.ranks:
             raise BadMesh(f"Nothing stands on this mesh yet: it is {self.state}. Next: layout.reason")
         if place is None:
             raise BadMesh(
-                f"Rank {rank} is not on this mesh, which has {self.size:,} ranks from {min(self.ranks, default=0)} to "
-                f"{max(self.ranks, default=0)}. Next: layout.ranks"
+                f"Rank {told(rank)} is not on this mesh, which has {self.size:,} ranks from {min(self.ranks)} to "
+                f"{max(self.ranks)}. Next: layout.ranks"
             )
         return tuple(place // stride % size for stride, size in zip(self.strides, self.shape, strict=True))
 
@@ -159,14 +159,16 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such place.
         """
-        fits = len(coordinate) == len(self.axes) and all(
-            0 <= at < size for at, size in zip(coordinate, self.shape, strict=True)
-        )
-        if not fits:
-            raise BadMesh(f"There is no place {tuple(coordinate)} on {self.shape_words}.")
+        try:
+            numbers = tuple(map(operator.index, coordinate))
+        except TypeError:
+            numbers = None
+        fits = numbers is not None and len(numbers) == len(self.axes)
+        if not fits or not all(0 <= at < size for at, size in zip(numbers, self.shape, strict=True)):
+            raise BadMesh(f"There is no place {told(coordinate)} on {self.shape_words or 'this mesh'}.")
         if not self.ranks:
             raise BadMesh(f"Nothing stands on this mesh yet: it is {self.state}. Next: layout.reason")
-        return self.ranks[sum(at * stride for at, stride in zip(coordinate, self.strides, strict=True))]
+        return self.ranks[sum(at * stride for at, stride in zip(numbers, self.strides, strict=True))]
 
     def axis(self, name: str) -> int:
         """Which axis has a name.
@@ -209,11 +211,19 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such axis, or the rank is not on the mesh.
         """
-        axes = [self.axis(each) for each in self.covered(name)]
         first = self.ranks[0] if self.ranks else 0
         whose = rank if rank is not None else self.rank if self.rank in self.place_of else first
-        offset = self._offset_of(whose, axes)
-        start = self.place_of[whose] - offset
+        return self.group_along(name, whose)
+
+    def group_along(self, names: str | Sequence[str], rank: int) -> tuple[int, ...]:
+        """The group of a rank along several axes as if they were one; the first name is the slowest.
+
+        Raises:
+            BadMesh: There is no such axis, one is meant twice, or the rank is not on the mesh.
+        """
+        axes = [self.axis(each) for each in self.covered(names)]
+        coordinate = self.coordinate_of(rank)
+        start = self.place_of[rank] - sum(coordinate[axis] * self.strides[axis] for axis in axes)
         return tuple(self.ranks[start + step] for step in self._steps(axes))
 
     def groups(self, *names: str) -> list[tuple[int, ...]]:
@@ -237,10 +247,6 @@ class MeshLayout:
             steps = [start + at * stride for start in steps for at in range(self.shape[axis])]
         return steps
 
-    def _offset_of(self, rank: int, axes: Sequence[int]) -> int:
-        coordinate = self.coordinate_of(rank)
-        return sum(coordinate[axis] * self.strides[axis] for axis in axes)
-
     def host_of(self, rank: int) -> int | None:
         """The number of the host of a rank; None where that is not known."""
         return None if self.ranks_per_host is None else rank // self.ranks_per_host
@@ -258,10 +264,11 @@ class MeshLayout:
         Raises:
             BadMesh: There is no such axis.
         """
+        self.covered(name)
         if name not in self._crossings:
-            groups, each = self.groups(name), self.ranks_per_host
-            hosts = ([rank // each for rank in group] for group in groups) if each is not None else ()
-            self._crossings[name] = sum(min(group) != max(group) for group in hosts)
+            each = self.ranks_per_host
+            groups = self.groups(name) if each is not None else ()
+            self._crossings[name] = sum(min(group) // each != max(group) // each for group in groups)
         return self._crossings[name]
 
     @cached_property
@@ -277,6 +284,27 @@ class MeshLayout:
         return tuple(
             name for name in self.names if any(list(group) != sorted(group) for group in self.groups(name))
         )
+
+    def turns(self, names: tuple[str, ...]) -> Mapping[int, int] | None:
+        """Rank → its number in its group along some axes as torch has it, sorted; None where that is the mesh's order.
+
+        Source: torch 2.13, torch/distributed/distributed_c10d.py, `new_group` sorts ranks, and scatters go by that.
+        """
+        if all(map(operator.lt, self.ranks, self.ranks[1:])) and list(map(self.axis, names)) == sorted(
+            map(self.axis, names)
+        ):
+            return None
+        if names not in self._turns:
+            groups = self.groups(*names)
+            ordered = all(list(group) == sorted(group) for group in groups)
+            numbers = {rank: at for group in groups for at, rank in enumerate(sorted(group))}
+            self._turns[names] = None if ordered else numbers
+        return self._turns[names]
+
+    @cached_property
+    def _turns(self) -> dict[tuple[str, ...], Mapping[int, int] | None]:
+        """What was worked out so far: tensors are many, and cut along the same axes."""
+        return {}
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -294,6 +322,10 @@ class MeshLayout:
             BadMesh: There is no such axis, one is meant twice, or the name is taken.
         """
         covered = self.covered(names)
+        if not isinstance(alias, str) or not alias or not covered:
+            raise BadMesh(
+                "A flattened axis has a name, and covers axes. Next: layout.flattened(('dp', 'cp'), 'fsdp')"
+            )
         if alias in self.names or alias in self.aliases:
             raise BadMesh(
                 f"{alias!r} is the name of another axis. Next: layout.flattened({list(covered)!r}, 'other')"
@@ -337,6 +369,24 @@ class MeshLayout:
                 "Nothing draws meshes yet: the views are set by the package. Next: import metaviz"
             )
         return type(self).drawn(self, how, **options)
+
+
+def told(thing: Any, limit: int = 60) -> str:
+    """Anything, as short as a message can bear; Python refuses to print numbers of thousands of digits."""
+    try:
+        text = repr(thing)
+    except ValueError:
+        return "of thousands of digits"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _rank(rank: Any) -> int:
+    try:
+        if not isinstance(rank, bool):
+            return operator.index(rank)
+    except TypeError:
+        pass
+    raise BadMesh(f"A rank is a number, and not {told(rank)}. Next: layout.ranks")
 
 
 def _first_twice(ranks: Sequence[int]) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from metaviz.core.devicemesh import is_mesh, read
-from metaviz.core.layout import Axis, MeshLayout
+from metaviz.core.awaited import awaited
+from metaviz.core.devicemesh import is_mesh, read, root_of
+from metaviz.core.layout import MeshLayout
 from metaviz.core.paths import modules
 from metaviz.core.simulation import Simulation
 from metaviz.core.spec import planned
@@ -19,8 +20,18 @@ from metaviz.core.world import world as known_world
 from metaviz.errors import BadMesh
 
 _ORDER = ("ready", "simulated", "waiting", "planned", "stale", "unavailable")
-_LIGHTNING = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
-_TITAN = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_LIBRARIES = ("lightning.", "pytorch_lightning.", "lightning_fabric.", "accelerate.")
+# Where an object of theirs keeps another one that has, or will have, the mesh.
+_PARTS = (
+    "_strategy",
+    "strategy",
+    "_accelerator_connector",
+    "_connector",
+    "_trainer",
+    "_fabric",
+    "state",
+    "parallelism_config",
+)
 
 
 def mesh(
@@ -38,9 +49,9 @@ def mesh(
     """The layout of a device mesh: one that is there, one that is awaited, or a plan. Nothing is started to find out.
 
     Args:
-        what: A DeviceMesh; Lightning's Fabric, Trainer, strategy or module; torchtitan's ParallelDims; a sharded
-            module or tensor; a plan such as `"dp=2,tp=4"` or `{"pp": 4, "dp": 8, "tp": 8}`, the slowest axis first.
-            None looks among the names of the caller.
+        what: A DeviceMesh; Lightning's Fabric, Trainer, strategy or module; torchtitan's ParallelDims; accelerate's
+            Accelerator or ParallelismConfig; a sharded module or tensor; a plan such as `"dp=2,tp=4"` or
+            `{"pp": 4, "dp": 8, "tp": 8}`, the slowest axis first. None looks among the names of the caller.
         simulate: Make the plan a mesh under torch's fake backend, in this process alone: a :class:`Simulation`.
         world: Of a plan: how many ranks the job will have. A size may then be -1.
         rank: Whose eyes to see a plan or a simulated mesh with.
@@ -81,7 +92,8 @@ def mesh(
     if found is None:
         raise BadMesh(
             f"An object of type {type(what).__name__} has no mesh. It takes a DeviceMesh, Lightning's Fabric, Trainer "
-            'or strategy, torchtitan\'s ParallelDims, a sharded module, or a plan. Next: metaviz.mesh("dp=2,tp=4")'
+            "or strategy, torchtitan's ParallelDims, accelerate's Accelerator, a sharded module, or a plan. "
+            'Next: metaviz.mesh("dp=2,tp=4")'
         )
     return found
 
@@ -113,15 +125,10 @@ class Meshes(Sequence[MeshLayout]):
         return list(self.found.values())[which]
 
     def __str__(self) -> str:
-        lines = [f"{len(self)} meshes: choose one by name, metaviz.mesh({next(iter(self.found))})"]
-        return "\n".join(
-            [
-                *lines,
-                *(
-                    f"  {name}: {each.shape_words or each.state}, {each.state}"
-                    for name, each in self.found.items()
-                ),
-            ]
+        return (
+            MeshLayout.drawn(self, "text")
+            if MeshLayout.drawn
+            else f"{len(self)} meshes: {', '.join(self.found)}"
         )
 
     __repr__ = __str__
@@ -133,6 +140,8 @@ class Meshes(Sequence[MeshLayout]):
 def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayout | Meshes:
     """What has a mesh among some names; the state of the process where there is nothing."""
     found: dict[str, MeshLayout] = {}
+    # Name → the whole of the DeviceMesh behind what is called so.
+    wholes: dict[str, Any] = {}
     seen: set[int] = set()
     wrong: BadMesh | None = None
     for name, thing in list(namespace.items()):
@@ -151,7 +160,9 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
             # Something that cannot even be looked at is no mesh.
             continue
         if layout is not None:
-            found[name] = layout
+            found[name], wholes[name] = layout, _whole(thing)
+    for name in _repeated(namespace, wholes):
+        del found[name]
     if wrong is not None and not found:
         raise wrong
     if len(found) == 1:
@@ -159,6 +170,17 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
     # What is there comes before what is awaited.
     found = dict(sorted(found.items(), key=lambda item: _ORDER.index(item[1].state)))
     return Meshes(found) if found else nothing()
+
+
+def _repeated(namespace: Mapping[str, Any], wholes: Mapping[str, Any]) -> Iterator[str]:
+    """Names of modules, tensors and the like whose mesh has been found by another name."""
+    named = {id(whole) for name, whole in wholes.items() if is_mesh(namespace[name])}
+    for name, whole in wholes.items():
+        if whole is None or is_mesh(namespace[name]):
+            continue
+        if id(whole) in named:
+            yield name
+        named.add(id(whole))
 
 
 def nothing() -> MeshLayout:
@@ -175,9 +197,9 @@ def nothing() -> MeshLayout:
 def mesh_of(thing: Any, ranks_per_host: int | None = None) -> MeshLayout | None:
     """The layout of something that has a mesh or will have one; None for all else. No property of it is asked."""
     if issubclass(type(thing), MeshLayout):
-        return thing if ranks_per_host is None else dataclasses.replace(thing, ranks_per_host=ranks_per_host)
+        return _anew(thing, thing.ranks_per_host if ranks_per_host is None else ranks_per_host)
     if issubclass(type(thing), Simulation):
-        return thing.layout
+        return thing.layout if ranks_per_host is None else read(thing.device_mesh, ranks_per_host)
     if is_mesh(thing):
         return read(thing, ranks_per_host)
     space = _space(thing)
@@ -185,23 +207,50 @@ def mesh_of(thing: Any, ranks_per_host: int | None = None) -> MeshLayout | None:
         found = mesh_of(inner, ranks_per_host)
         if found is not None:
             return found
-    if "_device_mesh" in space and "_tensor_parallel_size" in space:
-        return _awaited(thing, space)
-    if {"tp", "pp", "cp", "dp_shard", "dp_replicate"} <= space.keys():
-        return _titan(space)
-    return None
+    return awaited(thing, space)
+
+
+def _anew(layout: MeshLayout, ranks_per_host: int | None) -> MeshLayout:
+    """A layout as what it was read from is by now."""
+    origin = layout.origin() if layout.origin is not None else None
+    found = None if origin is None else mesh_of(origin, ranks_per_host)
+    if found is not None:
+        return dataclasses.replace(found, origin=layout.origin)
+    if layout.state in ("ready", "simulated") and known_world().state != layout.state:
+        reason = "It was looked at while its process group was there, and that was destroyed since."
+        layout = dataclasses.replace(layout, state="stale", reason=reason)
+    same = ranks_per_host == layout.ranks_per_host
+    return layout if same else dataclasses.replace(layout, ranks_per_host=ranks_per_host)
+
+
+def _whole(thing: Any) -> Any:
+    """The DeviceMesh behind a thing, or the one that it was cut out of; None where there is none."""
+    if issubclass(type(thing), MeshLayout):
+        origin = thing.origin() if thing.origin is not None else None
+        return None if origin is None else _whole(origin)
+    if issubclass(type(thing), Simulation):
+        return _whole(thing.device_mesh)
+    if is_mesh(thing):
+        return root_of(thing)
+    return next(
+        (whole for inner in _inside(thing, _space(thing)) if (whole := _whole(inner)) is not None), None
+    )
 
 
 def _inside(thing: Any, space: Mapping[str, Any]) -> Iterator[Any]:
     """What may hold the mesh of a thing, from the nearest on."""
+    for kept in ("_global_meshes", "_meshes", "_fsdp_kwargs", "kwargs"):
+        # torchtitan keeps several views of its ranks there, of which "dense" has all axes; Lightning what FSDP takes.
+        inner = space.get(kept)
+        for name in ("dense", "device_mesh") if type(inner) is dict else ():
+            if is_mesh(inner.get(name)):
+                yield inner[name]
     for name in ("_device_mesh", "device_mesh", "_world_mesh", "world_mesh"):
         if is_mesh(space.get(name)):
             yield space[name]
     # Of its bases, too: people subclass a Trainer or a module.
-    if any(cls.__module__.startswith(_LIGHTNING) for cls in type(thing).__mro__):
-        for name in ("_strategy", "strategy", "_accelerator_connector", "_connector", "_trainer", "_fabric"):
-            if space.get(name) is not None:
-                yield space[name]
+    if any(cls.__module__.startswith(_LIBRARIES) for cls in type(thing).__mro__):
+        yield from (space[name] for name in _PARTS if space.get(name) is not None)
     if issubclass(type(thing), nn.Module):
         for _, part in modules(thing):
             for tensor in (_space(part).get("_parameters") or {}).values():
@@ -226,94 +275,3 @@ def _space(thing: Any) -> Mapping[str, Any]:
     except (AttributeError, TypeError):
         return {}
     return found if type(found) is dict else {}
-
-
-def _awaited(strategy: Any, space: Mapping[str, Any]) -> MeshLayout:
-    """The mesh that a ModelParallelStrategy of Lightning will make when its processes start.
-
-    Source: lightning 2.6, fabric/strategies/model_parallel.py: the axes data_parallel and tensor_parallel; "auto"
-    stands for the number of nodes and of devices on each.
-    """
-    devices = space.get("_parallel_devices")
-    per_host = len(devices) if devices else None
-    nodes = space.get("_num_nodes", 1)
-    sizes = {
-        "data_parallel": nodes
-        if space.get("_data_parallel_size") == "auto"
-        else space.get("_data_parallel_size"),
-        "tensor_parallel": per_host
-        if space.get("_tensor_parallel_size") == "auto"
-        else space.get("_tensor_parallel_size"),
-    }
-    reason, step = _too_early(type(strategy).__name__)
-    known = all(isinstance(size, int) for size in sizes.values())
-    axes = tuple(Axis(name, size) for name, size in sizes.items() if isinstance(size, int))
-    notes = [
-        f"{name} is 'auto': as many as there are devices on a node."
-        for name, size in sizes.items()
-        if not isinstance(size, int)
-    ]
-    if (
-        known
-        and per_host is not None
-        and sizes["data_parallel"] * sizes["tensor_parallel"] != nodes * per_host
-    ):
-        notes.append(
-            "It will fail to start. RuntimeError: "
-            + lightning_refusal(sizes["data_parallel"], sizes["tensor_parallel"], nodes * per_host)
-        )
-    whole = MeshLayout(axes, (), "waiting") if known else None
-    ranks = tuple(range(whole.size)) if whole is not None else ()
-    return MeshLayout(
-        axes if known else (),
-        ranks,
-        "waiting",
-        known_world().rank,
-        None if per_host is None else nodes * per_host,
-        devices[0].type if devices else "cuda",
-        per_host,
-        notes=tuple(notes),
-        reason=reason,
-        step=step,
-    )
-
-
-def _too_early(called: str) -> tuple[str, str]:
-    """Why Lightning has no mesh yet, and the next step as code."""
-    reason = (
-        f"Lightning makes the mesh of {called} when its processes start. Until then strategy.device_mesh raises "
-        "RuntimeError: Accessing the device mesh before processes have initialized is not allowed."
-    )
-    if hasattr(sys, "ps1"):
-        plan = 'metaviz.mesh("data_parallel=2,tensor_parallel=4")'
-        return (
-            f"{reason} It does not start this strategy in a notebook at all.",
-            f"{plan}  # a plan; or run a script that calls fabric.launch()",
-        )
-    return reason, "fabric.launch()  # with a Trainer: use self.device_mesh in configure_model"
-
-
-def lightning_refusal(data_parallel: int, tensor_parallel: int, world: int) -> str:
-    """What Lightning says of sizes that do not make the world.
-
-    Source: lightning 2.6, fabric/strategies/model_parallel.py, `_setup_device_mesh`.
-    """
-    return (
-        f"The sizes `data_parallel_size={data_parallel}` and `tensor_parallel_size={tensor_parallel}` multiplied "
-        f"should equal the world size ({world})."
-    )
-
-
-def _titan(space: Mapping[str, Any]) -> MeshLayout:
-    """The plan of torchtitan's ParallelDims. cp shards data as dp_shard does, and multiplies with it."""
-    world = space.get("world_size")
-    sizes = {name: space[name] for name in _TITAN if isinstance(space.get(name), int)}
-    layout = planned(sizes, world=world if isinstance(world, int) and -1 in sizes.values() else None)
-    notes = list(layout.notes)
-    if isinstance(world, int) and layout.size != world:
-        notes.append(
-            f"{layout.shape_words} = {layout.size:,} ranks, and world_size={world:,}: torchtitan refuses this."
-        )
-    return dataclasses.replace(
-        layout, notes=tuple(notes), world=world if isinstance(world, int) else layout.size
-    )

@@ -106,6 +106,10 @@ class Sharding:
         """Which chunk of each cut is held at a coordinate."""
         found = []
         for cut in self.cuts:
+            turns = self.layout.turns(tuple(self.layout.names[axis] for axis in cut.axes))
+            if turns is not None:
+                found.append(turns[self.layout.at(coordinate)])
+                continue
             index = 0
             for axis in cut.axes:
                 index = index * self.layout.axes[axis].size + coordinate[axis]

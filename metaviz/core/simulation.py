@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import torch
@@ -13,11 +14,15 @@ from metaviz.core.layout import MeshLayout
 from metaviz.core.world import simulated
 from metaviz.errors import BadMesh
 
+# The simulation that was started last.
+_last: list[weakref.ref[Any]] = []
+
 
 class Simulation:
     """A mesh under the fake backend: `device_mesh` shards real modules, nothing is sent, values are not to be trusted.
 
-    Close it, or use it as a context manager, before a process group of your own: a process has one at most.
+    Close it, or use it as a context manager, before a process group of your own: a process has one at most. Another
+    simulation ends it, unless it is in a `with` block.
 
     Args:
         layout: The plan. Its rank is the one that this process plays.
@@ -41,7 +46,11 @@ class Simulation:
         if layout.device_type not in ("cpu", "cuda"):
             raise BadMesh(f"A mesh is simulated on 'cpu' or 'cuda', not on {layout.device_type!r}.")
         self._hosts = layout.ranks_per_host
-        self._stack = contextlib.ExitStack()
+        self._stack, self._is_entered = contextlib.ExitStack(), False
+        earlier = _last[0]() if _last else None
+        if earlier is not None and not earlier._is_entered:
+            # The cell that made it is run again.
+            earlier.close()
         rank = layout.rank if layout.rank is not None else layout.ranks[0]
         self._stack.enter_context(simulated(layout.world or max(layout.ranks) + 1, rank))
         try:
@@ -52,6 +61,9 @@ class Simulation:
         except BaseException:
             self._stack.close()
             raise
+        # The world lasts as long as its mesh, which tensors hold, and a name of which may be all that is left.
+        self._end = weakref.finalize(self.device_mesh, self._stack.close)
+        _last[:] = [weakref.ref(self)]
 
     @property
     def layout(self) -> MeshLayout:
@@ -60,17 +72,15 @@ class Simulation:
 
     def close(self) -> None:
         """End the simulated job. Meshes and tensors that were made in it are stale from then on."""
+        self._is_entered = False
         self._stack.close()
 
     def __enter__(self) -> Simulation:
+        self._is_entered = True
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
 
     def __str__(self) -> str:
         return str(self.layout)

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from metaviz.core.checks import nearest, notes
-from metaviz.core.layout import Axis, MeshLayout
+from metaviz.core.layout import Axis, MeshLayout, told
 from metaviz.errors import BadMesh
 
 # More ranks than any machine has, and still quick to lay out.
 MOST = 1 << 20
-# Longer than any size that is laid out; Python refuses to read numbers of thousands of digits.
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+# More digits than any size that is laid out has; Python refuses to read numbers of thousands of them.
+_DIGITS = 18
+_LONGEST = 1000
 _PART = re.compile(r"\s*([^=:,\s]*)\s*(?:([=:])\s*([^,]*?))?\s*")
 
 
@@ -45,7 +47,8 @@ def planned(
         BadMesh: It cannot be read (the place is pointed at), or the sizes do not go together.
     """
     order = None if ranks is None else _ranks(ranks)
-    _check_options(world, order, device_type)
+    world, ranks_per_host = _whole(world), _whole(ranks_per_host)
+    _check_options(world, rank, order, device_type)
     sizes = _read(spec) if isinstance(spec, str) else _checked(spec)
     sizes = _completed(sizes, world, order)
     size = math.prod(sizes.values())
@@ -72,20 +75,38 @@ def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
     """Ranks as numbers, each once and none below 0."""
     try:
         order = tuple(operator.index(each) for each in ranks)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         raise BadMesh(
-            f"ranks are numbers, row by row, and not {ranks!r:.60}. Next: ranks=[0, 1, 2, 3]"
+            f"ranks are numbers, row by row, and not {told(ranks)}. Next: ranks=[0, 1, 2, 3]"
         ) from None
-    if any(each < 0 for each in order):
-        raise BadMesh(f"There is no rank {min(order)}: ranks are counted from 0.")
+    if not order:
+        raise BadMesh("ranks is empty, and a mesh has one or more. Next: ranks=[0, 1, 2, 3]")
+    if min(order) < 0:
+        raise BadMesh(f"There is no rank {told(min(order))}: ranks are counted from 0.")
+    if max(order) >= MOST:
+        raise BadMesh(
+            f"There is a rank {told(max(order))}, and worlds of more than {MOST:,} are not laid out."
+        )
     return order
 
 
-def _check_options(world: int | None, ranks: tuple[int, ...] | None, device_type: str) -> None:
+def _whole(number: Any) -> Any:
+    """NumPy's and torch's integers as Python's; all else as it is, to be told of."""
+    try:
+        return number if isinstance(number, bool | int) else operator.index(number)
+    except (TypeError, ValueError, RuntimeError):
+        return number
+
+
+def _check_options(
+    world: int | None, rank: int | None, ranks: tuple[int, ...] | None, device_type: str
+) -> None:
     if world is not None and (isinstance(world, bool) or not isinstance(world, int) or world < 1):
-        raise BadMesh(f"world={world!r}: a job has one rank or more. Next: world=8")
+        raise BadMesh(f"world={told(world)}: a job has one rank or more. Next: world=8")
     if world is not None and world > MOST:
-        raise BadMesh(f"A world of {world:,} ranks: more than {MOST:,} are not laid out.")
+        raise BadMesh(f"world={told(world)}: worlds of more than {MOST:,} ranks are not laid out.")
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+        raise BadMesh(f"rank={told(rank)}: a rank is a number, counted from 0. Next: rank=0")
     if world is not None and ranks and max(ranks) >= world:
         raise BadMesh(
             f"There is no rank {max(ranks)} in a world of {world:,}, whose last one is {world - 1}."
@@ -99,6 +120,10 @@ def _check_options(world: int | None, ranks: tuple[int, ...] | None, device_type
 def _read(spec: str) -> dict[str, int]:
     if not spec.strip():
         raise BadMesh('An empty mesh. Next: metaviz.mesh("dp=2,tp=4")')
+    if len(spec) > _LONGEST:
+        raise BadMesh(
+            f'{told(spec)}: no mesh has a description of {len(spec):,} characters. Next: "dp=2,tp=4"'
+        )
     sizes: dict[str, int] = {}
     start = 0
     for part in spec.split(","):
@@ -106,8 +131,8 @@ def _read(spec: str) -> dict[str, int]:
         found = _PART.fullmatch(part)
         if found is None:
             _point(spec, at, "this is no name=size")
-        name, sign, size = found.groups()
-        if not name or (sign is None and _NUMBER.fullmatch(name)):
+        name, _, size = found.groups()
+        if not name or _NUMBER.fullmatch(name):
             _point(spec, at, "here the name of an axis is missing")
         if name in sizes:
             _point(spec, at, f"{name!r} is there twice")
@@ -115,6 +140,8 @@ def _read(spec: str) -> dict[str, int]:
             _point(spec, start + len(part.rstrip()), f"the size of {name!r} is missing")
         if not _NUMBER.fullmatch(size):
             _point(spec, start + found.start(3), "a size is a number, or -1 for what is left")
+        if len(size) > _DIGITS:
+            _point(spec, start + found.start(3), f"more than {MOST:,} ranks are not laid out")
         if int(size) < 1 and int(size) != -1:
             _point(spec, start + found.start(3), "sizes are 1 or more, or -1 for what is left")
         sizes[name] = int(size)
@@ -132,14 +159,19 @@ def _point(spec: str, at: int, why: str) -> None:
 
 def _checked(spec: Mapping[str, int]) -> dict[str, int]:
     sizes = {}
-    for name, size in spec.items():
+    for name, given in spec.items():
+        size = _whole(given)
         if not isinstance(name, str) or not name.strip():
             raise BadMesh(
                 f'An axis is called {name!r}, and names are strings. Next: metaviz.mesh({{"dp": 2, "tp": 4}})'
             )
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
             raise BadMesh(
-                f"The size of {name!r} is {size!r}, and sizes are 1 or more, or -1 for what is left."
+                f"The size of {name!r} is {told(size)}, and sizes are 1 or more, or -1 for what is left."
+            )
+        if size > MOST:
+            raise BadMesh(
+                f"The size of {name!r} is {told(size)}, and more than {MOST:,} ranks are not laid out."
             )
         sizes[name] = size
     if not sizes:

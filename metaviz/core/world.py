@@ -96,7 +96,7 @@ def _awaited() -> World:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
 
 
 @contextlib.contextmanager

@@ -27,10 +27,20 @@ def draw(thing: Any, how: str, **options: Any) -> Any:
     if isinstance(thing, Sharding):
         return {"text": sharding_text, "html": sharding_html}[how](thing)
     if isinstance(thing, Meshes):
+        if how == "text":
+            return _choice(thing)
         return page(
             "".join(f"<h4>{escape(clean(name))}</h4>{html(each)}" for name, each in thing.found.items())
         )
     return {"text": text, "html": html, "svg": svg.svg}[how](thing, **options)
+
+
+def _choice(meshes: Meshes) -> str:
+    names = [clean(name, _HEAD) for name in meshes.found]
+    lines = [f"{len(names)} meshes: choose one by name, metaviz.mesh({names[0]})"]
+    for name, each in zip(names, meshes.found.values(), strict=True):
+        lines.append(f"  {name}: {clean(each.shape_words or each.state, 400)}, {each.state}")
+    return "\n".join(lines)
 
 
 def facts(layout: MeshLayout, rank: int | None = None) -> list[tuple[str, str]]:
@@ -44,7 +54,8 @@ def facts(layout: MeshLayout, rank: int | None = None) -> list[tuple[str, str]]:
     if layout.rank is not None:
         coordinate = layout.coordinate
         at = "not on the mesh" if coordinate is None else _coordinate(layout, coordinate)
-        found.append(("this process", f"rank {layout.rank}, {at}" if layout.axes else f"rank {layout.rank}"))
+        head = "seen by" if layout.state == "planned" else "this process"
+        found.append((head, f"rank {layout.rank}, {at}" if layout.axes else f"rank {layout.rank}"))
     for axis in layout.axes:
         found.append((axis.name, clean(axis_words(layout, axis.name, rank), 400)))
     found += [(alias, f"{' and '.join(covered)}, flattened") for alias, covered in layout.aliases.items()]
@@ -67,17 +78,30 @@ def axis_words(layout: MeshLayout, name: str, rank: int | None = None) -> str:
     if not layout.ranks:
         return f"{axis.size} ranks"
     group = layout.group(name, rank)
-    whose = "that of this process" if layout.coordinate else "the first"
-    whose = whose if rank is None else f"that of rank {rank}"
-    words = f"{plural(layout.size // axis.size, 'group')} of {axis.size}; {whose}: {_ranks(group)}"
+    seen = (
+        layout.rank if rank is None and layout.coordinate is not None and layout.state == "planned" else rank
+    )
+    whose = "that of this process" if layout.coordinate is not None else "the first"
+    whose = whose if seen is None else f"that of rank {seen}"
+    many = layout.size // axis.size
+    words = f"{plural(many, 'group')} of {axis.size}; {whose}: {_ranks(group)}"
     if axis.is_world:
         words += "; it is the group of the whole job (WORLD), so never destroy it alone"
     if axis.backend:
         words += f"; {axis.backend}"
     crossing = layout.crossing(name)
     if layout.ranks_per_host and axis.size > 1:
-        words += f"; {format_exact(crossing)} of them cross hosts" if crossing else "; within hosts"
+        words += f"; {_crossing(crossing, many)}"
     return words
+
+
+def _crossing(crossing: int, many: int) -> str:
+    """How many of the groups of an axis leave their host."""
+    if not crossing:
+        return "within hosts"
+    if crossing == many:
+        return "it crosses hosts" if many == 1 else "all of them cross hosts"
+    return f"{format_exact(crossing)} of them {'crosses' if crossing == 1 else 'cross'} hosts"
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
@@ -139,7 +163,8 @@ def html(layout: MeshLayout, **options: Any) -> str:
 
 def sharding_text(sharding: Sharding) -> str:
     """A sharding as text: what each axis does, then which ranks hold which slice."""
-    return "\n".join([_head(sharding), *(f"  {words}" for words in sharding.words), *_table_lines(sharding)])
+    said = [f"  {clean(words, 400)}" for words in sharding.words]
+    return "\n".join([_head(sharding), *said, *_table_lines(sharding)])
 
 
 def _head(sharding: Sharding) -> str:
@@ -185,7 +210,7 @@ def _table_lines(sharding: Sharding) -> list[str]:
 
 def sharding_html(sharding: Sharding) -> str:
     """A sharding as HTML: the same words, and a picture of the cuts."""
-    words = "".join(f"<li>{escape(each)}</li>" for each in sharding.words)
+    words = "".join(f"<li>{escape(clean(each, 400))}</li>" for each in sharding.words)
     head = "".join(f"<th>{name}</th>" for name in ("ranks", "slice", "shape", "bytes"))
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(sharding)
