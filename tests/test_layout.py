@@ -294,7 +294,7 @@ def test_what_is_no_rank_is_refused(rank):
     with pytest.raises(BadMesh):
         metaviz.mesh("tp=4").coordinate_of(rank)
     with pytest.raises(BadMesh):
-        metaviz.mesh("tp=4").at((rank,))
+        metaviz.mesh("tp=4").at((rank, 0))
 
 
 def test_a_flattened_axis_needs_a_name_and_axes():

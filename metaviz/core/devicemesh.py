@@ -167,11 +167,14 @@ def root_of(mesh: Any) -> Any:
 
 def _is_part(mesh: Any, whole: Any, resources: Any) -> bool:
     """Whether a mesh of older torch was cut out of another one: it looks them up by their numbers, not as objects."""
-    infos = getattr(whole, "_dim_group_infos", ())
-    if all(any(info is other for other in infos) for info in getattr(mesh, "_dim_group_infos", ())):
+    infos, own = getattr(whole, "_dim_group_infos", ()), getattr(mesh, "_dim_group_infos", ())
+    if all(any(info is other for other in infos) for info in own):
         return True
     flattened = getattr(resources, "root_to_flatten_mapping", {}).get(whole, {})
-    return any(each is mesh for each in flattened.values())
+    if any(each is mesh for each in flattened.values()):
+        return True
+    # An equal mesh that was made before can stand for the whole, unless its job is over.
+    return all(info in infos for info in own) and state_of(whole)[0] != "stale"
 
 
 def _names(mesh: Any) -> tuple[str, ...]:
@@ -200,11 +203,8 @@ def _aliases(root: Any, mesh: Any, names: tuple[str, ...]) -> dict[str, tuple[st
 
     # Older torch knows them by their numbers.
     kept = getattr(getattr(device_mesh, "_mesh_resources", None), "flatten_name_to_root_dims", {})
-    if isinstance(kept, dict):
-        # Meshes with the same numbers are equal to torch, and one of a job that is over can be such a one.
-        own = next((axes for whole, axes in kept.items() if whole is root), {}) if root is mesh else {}
-        if own:
-            return {alias: tuple(names[axis] for axis in axes) for alias, axes in own.items()}
+    if isinstance(kept, dict) and root is mesh and root in kept:
+        return {alias: tuple(names[axis] for axis in axes) for alias, axes in kept[root].items()}
     found = getattr(root, "_flatten_mapping", None) or {}
     if not found:
         return {}
