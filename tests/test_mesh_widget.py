@@ -139,6 +139,20 @@ def test_the_axis_to_colour_by_is_set_from_code_and_from_the_browser(front):
     assert browser.widget.colour == ""
 
 
+def test_what_a_stale_browser_says_changes_nothing_and_spoils_no_later_drawing(front):
+    browser = front("dp=2,tp=4")
+    widget = browser.widget
+    widget.colour = "dp"
+    widget.set_state({"colour": "gone"})
+    widget.set_state({"_place": 99})
+    assert (widget.colour, widget.rank) == ("dp", None)
+    widget.rank = 5
+    assert marked(browser) == ["5"]
+    with pytest.raises(BadMesh, match="There is no axis 'gone'"):
+        widget.colour = "gone"
+    assert widget.colour == "dp"
+
+
 def test_axes_with_strange_names_can_be_coloured_by_too(front):
     browser = front({EVIL: 2, "a\nb": 2})
     assert browser.state["_axes"] == [[EVIL, 2, 1, EVIL], [r"a\nb", 2, 0, "a\nb"]]

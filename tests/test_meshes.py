@@ -460,3 +460,21 @@ def test_a_layout_that_was_kept_is_as_its_mesh_is_by_now():
     del mesh
     gc.collect()
     assert metaviz.mesh(layout).state == "stale"
+
+
+def test_a_model_on_two_meshes_has_both():
+    with fake(8):
+        dense = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        sparse = init_device_mesh("cpu", (4, 2), mesh_dim_names=("ep", "efsdp"))
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        for at, each in enumerate((dense, sparse)):
+            model[at].weight = nn.Parameter(
+                distribute_tensor(torch.zeros(8, 8), each, [Replicate(), Shard(0)])
+            )
+        found = metaviz.mesh(model)
+        assert [(path, each.names) for path, each in found.found.items()] == [
+            ("0.weight", ("dp", "tp")),
+            ("1.weight", ("ep", "efsdp")),
+        ]
+        assert list(look(model=model).found) == ["model", "model.1.weight"]
+        assert list(look(model=model, dense=dense).found) == ["model.1.weight", "dense"]

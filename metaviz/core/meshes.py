@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import nn
 from metaviz.core.awaited import awaited
 from metaviz.core.devicemesh import is_mesh, read, root_of
 from metaviz.core.layout import MeshLayout
-from metaviz.core.paths import modules
+from metaviz.core.paths import join, modules
 from metaviz.core.simulation import Simulation
 from metaviz.core.spec import planned
 from metaviz.core.world import world as known_world
@@ -86,6 +87,9 @@ def mesh(
         return among(
             {**caller.f_globals, **caller.f_locals} if namespace is None else namespace, ranks_per_host
         )
+    several = _meshes_of(what) if issubclass(type(what), nn.Module) else {}
+    if len(several) > 1:
+        return Meshes({path: read(each, ranks_per_host) for path, each in several.items()})
     found = mesh_of(what, ranks_per_host)
     if found is not None and not isinstance(what, MeshLayout):
         return dataclasses.replace(found, origin=_weak(what))
@@ -159,8 +163,12 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
         except Exception:
             # Something that cannot even be looked at is no mesh.
             continue
-        if layout is not None:
-            found[name], wholes[name] = layout, _whole(thing)
+        if layout is None:
+            continue
+        found[name], wholes[name] = layout, _whole(thing)
+        more = list(_meshes_of(thing).items())[1:] if issubclass(type(thing), nn.Module) else ()
+        for path, other in more:
+            found[f"{name}.{path}"], wholes[f"{name}.{path}"] = read(other, ranks_per_host), root_of(other)
     for name in _repeated(namespace, wholes):
         del found[name]
     if wrong is not None and not found:
@@ -174,9 +182,9 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
 
 def _repeated(namespace: Mapping[str, Any], wholes: Mapping[str, Any]) -> Iterator[str]:
     """Names of modules, tensors and the like whose mesh has been found by another name."""
-    named = {id(whole) for name, whole in wholes.items() if is_mesh(namespace[name])}
+    named = {id(whole) for name, whole in wholes.items() if is_mesh(namespace.get(name))}
     for name, whole in wholes.items():
-        if whole is None or is_mesh(namespace[name]):
+        if whole is None or is_mesh(namespace.get(name)):
             continue
         if id(whole) in named:
             yield name
@@ -252,13 +260,20 @@ def _inside(thing: Any, space: Mapping[str, Any]) -> Iterator[Any]:
     if any(cls.__module__.startswith(_LIBRARIES) for cls in type(thing).__mro__):
         yield from (space[name] for name in _PARTS if space.get(name) is not None)
     if issubclass(type(thing), nn.Module):
-        for _, part in modules(thing):
-            for tensor in (_space(part).get("_parameters") or {}).values():
-                if _is_sharded(tensor):
-                    yield tensor._spec.mesh
-                    return
+        yield from itertools.islice(_meshes_of(thing).values(), 1)
     elif _is_sharded(thing):
         yield thing._spec.mesh
+
+
+def _meshes_of(model: nn.Module) -> dict[str, Any]:
+    """The meshes that a model is sharded over, by the path of the first tensor on each; parts of one are one."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, part in modules(model):
+        for name, tensor in (_space(part).get("_parameters") or {}).items():
+            if _is_sharded(tensor):
+                mesh = tensor._spec.mesh
+                found.setdefault(id(root_of(mesh)), (join(path, name), mesh))
+    return dict(found.values())
 
 
 def _is_sharded(tensor: Any) -> bool:

@@ -66,8 +66,10 @@ class MeshWidget(anywidget.AnyWidget):
         self._ask = _asking(what, ranks_per_host, namespace)
         self._mesh: MeshLayout = nothing()
         # Whether a change of rank or colour is to be drawn: not while both are brought to another mesh.
-        self._drawn = False
+        self._drawn, self._is_told = False, False
         self._found: Mapping[str, MeshLayout] = {}
+        # The last good values of what the browser may set: a trait that is refused in a batch has the bad one by then.
+        self._sane: dict[str, Any] = {"rank": None, "colour": ""}
         super().__init__(_twin=notebook.new_key())
         self.on_msg(_answer)
         self.follow_now()
@@ -137,19 +139,33 @@ class MeshWidget(anywidget.AnyWidget):
     def set_state(self, sync_data: dict[str, Any]) -> None:
         """Take what the browser says; ipywidgets calls it."""
         with self._guard:
-            super().set_state(sync_data)
+            self._is_told = True
+            try:
+                super().set_state(sync_data)
+            finally:
+                self._is_told = False
 
     @traitlets.validate("rank")
     def _known_rank(self, proposal: Any) -> int | None:
+        if proposal["value"] is not None and not self._may(proposal["value"] in self._mesh.place_of):
+            return self._sane["rank"]
         if proposal["value"] is not None:
             self._mesh.coordinate_of(proposal["value"])
+        self._sane["rank"] = proposal["value"]
         return proposal["value"]
 
     @traitlets.validate("colour")
     def _known_colour(self, proposal: Any) -> str:
+        if proposal["value"] and not self._may(proposal["value"] in self._mesh.names):
+            return self._sane["colour"]
         if proposal["value"]:
             self._mesh.axis(proposal["value"])
+        self._sane["colour"] = proposal["value"]
         return proposal["value"]
+
+    def _may(self, known: bool) -> bool:
+        """Whether a value may be looked at: one of a browser that shows an older mesh changes nothing."""
+        return known or not self._is_told
 
     @traitlets.observe("rank", "colour")
     def _changed(self, change: Any) -> None:
