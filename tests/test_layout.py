@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 import pickle
 import time
 import weakref
@@ -148,6 +149,20 @@ def test_hosts_are_counted_in_the_order_of_ranks():
     assert (layout.host_of(7), layout.host_of(8)) == (0, 1)
     assert (layout.crossing("tp"), layout.crossing("dp")) == (0, 4)
     assert dataclasses.replace(layout, ranks_per_host=2).crossing("tp") == 4
+
+
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("hosts", [1, 3, 4, 8, 100])
+def test_groups_that_cross_hosts_are_those_that_looking_at_each_finds(first, hosts):
+    for shape in [(24,), (2, 12), (3, 2, 4), (2, 1, 3, 4), (5, 7)]:
+        spec = {f"a{at}": size for at, size in enumerate(shape)}
+        ranks = range(first, first + math.prod(shape))
+        layout = metaviz.mesh(spec, ranks=ranks, ranks_per_host=hosts)
+        for name in layout.names:
+            groups = layout.groups(name)
+            assert layout.crossing(name) == sum(
+                len({rank // hosts for rank in group}) > 1 for group in groups
+            )
 
 
 def test_hosts_that_are_not_known_are_not_guessed():

@@ -669,3 +669,9 @@ def test_the_stored_dtype_can_be_asked_for(stored):
     stored("half = {name: value.half() for name, value in state.items()}")
     stored("%meta_materialize model head --checkpoint half --dtype checkpoint")
     assert stored.names()["model"].head.weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize("said", ["dp=2,tp=4", "dp=2, tp=4", "dp=2 tp=4"])
+def test_a_plan_is_written_with_or_without_spaces(shell, said):
+    ran = shell(f"plan = %meta_mesh {said} --static")
+    assert (ran.error, shell.ip.user_ns["plan"].shape_words) == (None, "dp=2 × tp=4")

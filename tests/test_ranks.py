@@ -61,7 +61,28 @@ def on_rank(rank: int) -> dict[str, Any]:
             "real groups": groups(mesh),
             "others": others(mesh),
         }
-    return seen
+    return {**seen, "own order": own_order()}
+
+
+def own_order() -> list[tuple[list[Any], torch.Tensor]]:
+    """(the slices that each rank is said to hold, what this one holds) on a mesh whose ranks do not ascend."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    line = DeviceMesh("cpu", torch.tensor([3, 1, 0, 2]), mesh_dim_names=("tp",))
+    grid = DeviceMesh("cpu", torch.tensor([[3, 1], [0, 2]]), mesh_dim_names=("dp", "tp"))
+    layer = nn.Linear(3, 8, bias=False)
+    layer.weight.data.copy_(counted((8, 3)))
+    fully_shard(layer, mesh=line)
+    made = [
+        distribute_tensor(counted((8, 3)), line, [Shard(0)]),
+        distribute_tensor(counted((8, 3)), grid, [Replicate(), Shard(0)]),
+        layer.weight,
+    ]
+    return [
+        ([metaviz.sharding(each).slices(rank) for rank in range(4)], local(each).detach()) for each in made
+    ]
 
 
 def sharded(mesh: Any) -> nn.Module:
@@ -118,6 +139,13 @@ def test_each_rank_says_of_every_rank_which_slices_it_really_holds(seen, shape):
                 name,
                 holder,
             )
+
+
+def test_ranks_in_an_order_of_their_own_hold_what_is_said(seen):
+    for holder in range(4):
+        for each in range(3):
+            said, held = seen[holder]["own order"][each]
+            assert torch.equal(cut(counted((8, 3)), said[holder]), held), (holder, each)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

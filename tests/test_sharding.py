@@ -91,6 +91,9 @@ def test_ranks_in_an_order_of_their_own_hold_chunks_in_the_order_of_their_sorted
     layout = metaviz.mesh("tp=4", ranks=(3, 1, 0, 2))
     sharding = Sharding("", (4,), FLOAT, layout, {"tp": shard(0)})
     assert [sharding.slices(rank) for rank in range(4)] == [(((i, i + 1),),) for i in range(4)]
+    assert sharding.words[-1].startswith(
+        "tp: ranks are not in ascending order there, and torch cuts in the order of"
+    )
     layout = metaviz.mesh("dp=2,tp=2", ranks=(3, 1, 0, 2))
     sharding = Sharding("", (4,), FLOAT, layout, {"tp": shard(0)})
     assert [sharding.slices(rank)[0] for rank in range(4)] == [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)]

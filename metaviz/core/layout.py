@@ -10,10 +10,12 @@ import dataclasses
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from metaviz.core.hosts import count_crossing
 from metaviz.core.units import plural
 from metaviz.errors import BadMesh
 
@@ -93,7 +95,8 @@ class MeshLayout:
             what = self.shape_words or "A mesh without axes"
             raise BadMesh(f"{what} needs {plural(places, 'rank')}, and there are {len(self.ranks):,}.")
         if len(set(self.ranks)) != len(self.ranks):
-            raise BadMesh(f"A rank stands in one place only, and {_first_twice(self.ranks)} is there twice.")
+            twice = next(rank for rank, many in Counter(self.ranks).items() if many > 1)
+            raise BadMesh(f"A rank stands in one place only, and {twice} is there twice.")
         hosts = self.ranks_per_host
         if hosts is not None and (isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1):
             raise BadMesh(f"ranks_per_host={hosts!r}: a host has one rank or more. Next: ranks_per_host=8")
@@ -102,12 +105,12 @@ class MeshLayout:
         # A rank sends its layout to who draws it: the way back to a thing of this process stays here.
         return {**self.__dict__, "origin": None}
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes."""
         return tuple(axis.size for axis in self.axes)
@@ -266,10 +269,13 @@ class MeshLayout:
         """
         self.covered(name)
         if name not in self._crossings:
-            each = self.ranks_per_host
-            groups = self.groups(name) if each is not None else ()
-            self._crossings[name] = sum(min(group) // each != max(group) // each for group in groups)
+            self._crossings[name] = count_crossing(self, name)
         return self._crossings[name]
+
+    @cached_property
+    def is_disordered(self) -> bool:
+        """Whether ranks do not ascend from place to place."""
+        return not all(map(operator.lt, self.ranks, self.ranks[1:]))
 
     @cached_property
     def _crossings(self) -> dict[str, int]:
@@ -279,7 +285,7 @@ class MeshLayout:
     @cached_property
     def disordered(self) -> tuple[str, ...]:
         """Axes along which ranks do not ascend. A group of torch has its ranks sorted, whatever the mesh says."""
-        if all(map(operator.lt, self.ranks, self.ranks[1:])):
+        if not self.is_disordered:
             return ()
         return tuple(
             name for name in self.names if any(list(group) != sorted(group) for group in self.groups(name))
@@ -290,9 +296,8 @@ class MeshLayout:
 
         Source: torch 2.13, torch/distributed/distributed_c10d.py, `new_group` sorts ranks, and scatters go by that.
         """
-        if all(map(operator.lt, self.ranks, self.ranks[1:])) and list(map(self.axis, names)) == sorted(
-            map(self.axis, names)
-        ):
+        axes = [self.axis(name) for name in names]
+        if not self.is_disordered and axes == sorted(axes):
             return None
         if names not in self._turns:
             groups = self.groups(*names)
@@ -387,12 +392,3 @@ def _rank(rank: Any) -> int:
     except TypeError:
         pass
     raise BadMesh(f"A rank is a number, and not {told(rank)}. Next: layout.ranks")
-
-
-def _first_twice(ranks: Sequence[int]) -> int:
-    seen: set[int] = set()
-    for rank in ranks:
-        if rank in seen:
-            return rank
-        seen.add(rank)
-    raise AssertionError("no rank is there twice")

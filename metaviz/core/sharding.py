@@ -167,7 +167,20 @@ class Sharding:
         """What each axis does, in a sentence each; of flattened axes together."""
         called = {part: name for name in self.placements for part in self.covered(name)}
         names = dict.fromkeys(called.get(axis.name, axis.name) for axis in self.layout.axes)
-        return [_words(self, name) for name in names]
+        return [*(_words(self, name) for name in names), *self._warnings()]
+
+    def _warnings(self) -> Iterator[str]:
+        """What torch does with ranks in an order of their own.
+
+        Source: torch 2.13 with four processes of gloo: scatters go by the sorted group, sizes by the coordinate.
+        """
+        names = [name for name in self.placements if self.placements[name].kind == "shard"]
+        own = [name for name in names if self.layout.turns(self.covered(name)) is not None]
+        if own:
+            yield (
+                f"{' and '.join(own)}: ranks are not in ascending order there, and torch cuts in the order of the "
+                "sorted group. Where sizes do not divide, or a dim is cut twice, its own answers differ: take ascending ranks"
+            )
 
     def owners(self) -> dict[tuple[Runs, ...], list[int]]:
         """Slice → the ranks that hold it: several where the tensor is replicated."""

@@ -208,7 +208,7 @@ class MetavizMagics(Magics):
     @magic_arguments()
     @argument(
         "what",
-        nargs="?",
+        nargs="*",
         help="A name of a mesh or of what has one (strategy, trainer, model), or a plan: dp=2,tp=4. Looks if left out.",
     )
     @argument(
@@ -223,7 +223,9 @@ class MetavizMagics(Magics):
         """
         options = arguments.read(self.meta_mesh, line)
         with arguments.one_line_errors("model"):
-            what = names.thing(self.shell.user_ns, options.what)
+            # A plan may be written with spaces: dp=2, tp=4.
+            said = ",".join(part.strip(",") for part in options.what) if options.what else None
+            what = names.thing(self.shell.user_ns, said)
             asked = {"ranks_per_host": options.ranks_per_host, "namespace": self.shell.user_ns}
             found = metaviz.mesh(what, rank=options.rank, **asked)
             return metaviz.show(found, static=options.static)
