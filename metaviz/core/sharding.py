@@ -179,7 +179,8 @@ class Sharding:
         if own:
             yield (
                 f"{' and '.join(own)}: ranks are not in ascending order there, and torch cuts in the order of the "
-                "sorted group. Where sizes do not divide, or a dim is cut twice, its own answers differ: take ascending ranks"
+                "sorted group. Where sizes do not divide, or a dim is cut twice, its own answers differ: take "
+                "ascending ranks"
             )
 
     def owners(self) -> dict[tuple[Runs, ...], list[int]]:
