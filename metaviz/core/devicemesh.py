@@ -210,7 +210,11 @@ def _aliases(root: Any, mesh: Any, names: tuple[str, ...]) -> dict[str, tuple[st
         return {}
     axes = tuple(Axis(name, int(size)) for name, size in zip(names, mesh.shape, strict=True))
     layout = MeshLayout(axes, tuple(_copies(mesh)[0]))
-    covered = {alias: _covered(layout, alias, _copies(flat)[0]) for alias, flat in found.items()}
+    covered = {
+        alias: _covered(layout, alias, _copies(flat)[0])
+        for alias, flat in found.items()
+        if alias not in names
+    }
     return {alias: axes for alias, axes in covered.items() if axes}
 
 

@@ -353,7 +353,7 @@ def sharding_svg(sharding: Sharding) -> str:
     rows, columns = cuts[0], cuts[1] if len(cuts) == 2 else [0, 1]
     wide, high = 420, 200 if len(cuts) == 2 else 30 * (len(rows) - 1)
     boxes = []
-    for runs, ranks in owners.items():
+    for number, (runs, ranks) in enumerate(owners.items()):
         across = runs[1] if len(cuts) == 2 else ((0, 1),)
         for (top, bottom), (left, right) in ((r, c) for r in runs[0] for c in across):
             x, y = 8 + _spread(columns, left, wide), 20 + _spread(rows, top, high)
@@ -361,7 +361,7 @@ def sharding_svg(sharding: Sharding) -> str:
             where = f"{top}:{bottom}, {left}:{right}" if len(cuts) == 2 else f"{top}:{bottom}"
             said = f"[{where}], {'rank' if len(ranks) == 1 else 'ranks'} {group_words(ranks)}"
             boxes.append(
-                f'<g class="mv-b mv-c{ranks[0] % len(HUES)}"><title>{said}</title>'
+                f'<g class="mv-b mv-c{number % len(HUES)}"><title>{said}</title>'
                 f'<path d="M{x:.0f} {y:.0f}h{w:.0f}v{h:.0f}h{-w:.0f}z"/>'
                 f'<text class="mv-n" x="{x + w / 2:.0f}" y="{y + h / 2:.0f}">{escape(group_words(ranks))}</text></g>'
             )
