@@ -88,11 +88,20 @@ def test_torch_itself_refuses_a_variable_that_is_empty(variables, missing):
 
 
 @pytest.mark.usefixtures("nothing_starts")
-def test_a_rank_that_is_no_number_is_told_and_not_read(variables):
-    variables(**(LAUNCHED | {"RANK": "one"}))
+@pytest.mark.parametrize(
+    ("rank", "size", "said"),
+    [
+        ("one", "2", "RANK='one' and WORLD_SIZE='2' name no rank"),
+        ("x", "-3", "RANK='x' and WORLD_SIZE='-3' name no rank"),
+        ("9", "4", "RANK='9' and WORLD_SIZE='4' name no rank"),
+        (6000 * "9", "4", "RANK='999999999999999999999999999999999999999 and WORLD_SIZE='4' name no rank"),
+    ],
+)
+def test_a_rank_that_there_cannot_be_is_told_and_not_believed(variables, rank, size, said):
+    variables(**(LAUNCHED | {"RANK": rank, "WORLD_SIZE": size}))
     found = world()
-    assert (found.state, found.rank, found.size) == ("waiting", None, 2)
-    assert "rank one of 2" in found.reason
+    assert (found.state, found.rank, found.size) == ("waiting", None, None)
+    assert said in found.reason
 
 
 def test_a_fake_group_is_simulated_and_says_that_its_values_are_not_to_be_trusted():

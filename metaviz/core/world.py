@@ -76,7 +76,12 @@ def _awaited() -> World:
     found = {name: os.environ.get(name) or None for name in VARIABLES}
     missing = [name for name, value in found.items() if value is None]
     rank, size = _number(found["RANK"]), _number(found["WORLD_SIZE"])
-    if not missing:
+    if not missing and (rank is None or size is None or not rank < size):
+        said = " and ".join(f"{name}={found[name]!r:.40}" for name in ("RANK", "WORLD_SIZE"))
+        reason = f"No process group yet, and {said} name no rank of a job: ranks are counted from 0 to WORLD_SIZE - 1."
+        step = "torchrun --nproc-per-node 4 train.py  # in a terminal"
+        rank, size = None, None
+    elif not missing:
         where = f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
         reason = (
             f"The launcher has set everything (rank {found['RANK']} of {found['WORLD_SIZE']}, {where}), and "
