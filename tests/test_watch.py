@@ -286,15 +286,3 @@ def test_leaving_takes_away_the_own_method_and_no_other():
     watch.leave(one.hear)
     watch.tell()
     assert (one.heard, other.heard) == (0, 1)
-
-
-def test_a_tree_brings_the_fingerprint_of_its_model():
-    tied = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)))
-    tied[1][0].weight = tied[0].weight
-    tied.register_module("nothing", None)
-    tied.add_module("again", tied[1])
-    for model in (nn.Identity(), nn.Linear(2, 2, device="meta"), tied):
-        assert metaviz.tree(model).columns.fingerprint == watch.fingerprint(model)
-    before = metaviz.tree(tied).columns.fingerprint
-    tied[0].weight = nn.Parameter(torch.zeros(4, 4))
-    assert metaviz.tree(tied).columns.fingerprint != before

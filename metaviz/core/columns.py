@@ -56,7 +56,6 @@ class Columns:
         called: What the user calls the model, for code to paste.
         source: Which source was asked about the meta tensors; `"auto"` for the best of all.
         checkpoint: The checkpoint that was asked, None where none was given.
-        fingerprint: What :func:`metaviz.core.watch.fingerprint` says of the model as it was then.
     """
 
     def __init__(self):
@@ -64,7 +63,6 @@ class Columns:
         self.checkpoint: Checkpoint | None = None
         self.prediction: Any = None
         self.called = "model"
-        self.fingerprint = 0
         self.names: list[str] = []
         self.parents: list[int] = []
         self.ends: list[int] = []
