@@ -151,7 +151,7 @@ def test_the_fourth_notebook_waits_plans_and_simulates(run, needs):
     assert "No process group yet" in said(cell_with(run, "del strategy"))
     assert said(cell_with(run, "init_device_mesh")).startswith("● ready  dp=1 × tp=1, 1 rank, cpu")
     assert said(cell_with(run, "destroy_process_group")).startswith("✗ stale  dp=1 × tp=1")
-    assert "that of this process: 20, 21, 22, 23; within hosts" in said(cell_with(run, "%meta_mesh pp=2"))
+    assert "that of rank 21: 20, 21, 22, 23; within hosts" in said(cell_with(run, "%meta_mesh pp=2"))
     assert "8 key-value heads cannot be divided among tp=16" in said(cell_with(run, "num_key_value_heads"))
     assert "multiplied should equal the world size (2)" in said(cell_with(run, "metaviz.mesh(wrong)"))
     assert "3.62 GiB of parameters and buffers in all" in said(cell_with(run, '"**.q_proj"'))
