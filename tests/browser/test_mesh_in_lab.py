@@ -96,7 +96,7 @@ def test_a_plan_of_three_axes_is_clicked_and_walked_and_the_notebook_takes_no_ke
         mesh.page.keyboard.press(key)
     mesh.picked(86)
     assert mesh.root.locator(".mv-told").inner_text() == "rank 86: pp=2, dp=2, tp=6, host 10 (local rank 6)"
-    assert mesh.fact("pp") == "32 groups of 4; that of rank 86: 22, 54, 86, 118; 32 of them cross hosts"
+    assert mesh.fact("pp") == "32 groups of 4; that of rank 86: 22, 54, 86, 118; all of them cross hosts"
     assert mesh.fact("tp") == "16 groups of 8; that of rank 86: 80, 81, 82, 83, 84, 85, 86, 87; within hosts"
     assert [cell["source"] for cell in notebook.save()["cells"]] == cells
     mesh.look(notebook, shots, "mesh-3d")
