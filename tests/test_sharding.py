@@ -375,3 +375,17 @@ def test_what_is_no_dtensor_is_refused_with_its_type():
         metaviz.sharding(torch.ones(2))
     with pytest.raises(BadMesh, match=r"^head is of type Parameter, and is not sharded\."):
         sharding_of(nn.Parameter(torch.ones(2)), metaviz.mesh("dp=2"), "head")
+
+
+def test_a_part_on_another_kind_of_device_than_its_mesh_is_told():
+    from torch.distributed.tensor import DTensor, Shard
+
+    with metaviz.mesh("tp=2", simulate=True, device_type="cuda") as world:
+        for device, told in (("cpu", True), ("meta", False)):
+            local = torch.zeros(2, 2, device=device)
+            spec = DTensor.from_local(
+                torch.zeros(2, 2, device="meta"), world.device_mesh, [Shard(0)], run_check=False
+            )._spec
+            tensor = DTensor(local, spec, requires_grad=False)
+            words = metaviz.sharding(tensor).words
+            assert any("its part is on cpu, and the mesh is one of cuda" in each for each in words) is told

@@ -65,6 +65,7 @@ class Sharding:
         layout: The mesh.
         placements: What each axis of the mesh does to it, by the names of the axes or flattened axes, in the order in
             which they cut; axes that are left out replicate.
+        device_type: Where the part of this process is; None where that is not known.
 
     Example:
         >>> layout = metaviz.mesh("tp=4")
@@ -77,6 +78,7 @@ class Sharding:
     dtype: torch.dtype
     layout: MeshLayout
     placements: Mapping[str, Placement]
+    device_type: str | None = None
 
     #: Draws a sharding: `drawn(sharding, how)`. Core does not know its views, so `metaviz` sets it.
     drawn: ClassVar[Callable[..., Any] | None] = None
@@ -174,6 +176,11 @@ class Sharding:
 
         Source: torch 2.13 with four processes of gloo: scatters go by the sorted group, sizes by the coordinate.
         """
+        if self.device_type not in (None, "meta", self.layout.device_type):
+            yield (
+                f"its part is on {self.device_type}, and the mesh is one of {self.layout.device_type}: groups of "
+                "the mesh may not be able to send it"
+            )
         names = [name for name in self.placements if self.placements[name].kind == "shard"]
         own = [name for name in names if self.layout.turns(self.covered(name)) is not None]
         if own:
@@ -267,7 +274,10 @@ def sharding_of(tensor: Any, layout: MeshLayout | None, path: str = "") -> Shard
     as_written = Sharding(path, shape, tensor.dtype, layout, given)
     found = Sharding(path, shape, tensor.dtype, layout, _in_order(as_written))
     # What this process holds is the proof: DTensors that torch itself has cut go by their placements as written.
-    held = tuple(getattr(getattr(tensor, "_local_tensor", None), "shape", ()))
+    part = getattr(tensor, "_local_tensor", None)
+    held = tuple(getattr(part, "shape", ()))
+    where = None if part is None else part.device.type
+    as_written, found = (dataclasses.replace(each, device_type=where) for each in (as_written, found))
     rank = layout.rank if layout.rank in layout.place_of else None
     if rank is not None and found.shape_on(rank) != held == as_written.shape_on(rank):
         return as_written
