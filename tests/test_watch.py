@@ -196,6 +196,77 @@ def test_every_kind_of_model_has_a_fingerprint():
     assert len(set(found)) == len(kinds)
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that tells nothing of itself."""
+
+    @property
+    def dtype(self):
+        raise RuntimeError("no")
+
+    requires_grad = device = dtype
+
+    def untyped_storage(self):
+        raise RuntimeError("no")
+
+
+def odd_models():
+    stopped, untold, nothing, mixed = nn.Module(), Holder(inner=linear()), quirks(), Holder(inner=linear())
+    stopped._parameters = 3
+    untold._buffers["told"] = torch.ones(2).as_subclass(Elsewhere)
+    nothing._modules["nothing"] = None
+    mixed._modules["number"] = 5
+    cycle = Holder(inner=Holder())
+    cycle.inner._modules["back"] = cycle
+    return [stopped, untold, nothing, mixed, cycle, stack(3), nn.LazyLinear(3), Holder(none=nn.Module())]
+
+
+def test_a_tree_brings_the_fingerprint_of_its_model():
+    models = odd_models()
+    assert [metaviz.tree(model).columns.fingerprint for model in models] == list(
+        map(watch.fingerprint, models)
+    )
+
+
+def test_a_tree_has_the_fingerprint_that_its_model_had_when_it_was_made():
+    model = built()
+    tree, before = metaviz.tree(model), watch.fingerprint(model)
+    replace_a_layer(model)
+    assert tree.columns.fingerprint == before != watch.fingerprint(model)
+
+
+def test_a_child_in_the_place_of_none_gives_another_fingerprint():
+    block, model = nn.ReLU(), nn.Module()
+    model._modules.update(one=None, other=block)
+    before = watch.fingerprint(model)
+    model._modules.update(one=block, other=None)
+    assert watch.fingerprint(model) != before
+
+
+def test_another_class_gives_another_fingerprint():
+    model = nn.Sequential(nn.ReLU())
+    before = watch.fingerprint(model)
+    model[0].__class__ = nn.ReLU6
+    assert watch.fingerprint(model) != before
+
+
+def test_a_module_that_lies_where_another_was_freed_has_a_fingerprint_of_its_own():
+    seen = set()
+    for _ in range(50):
+        seen.add(watch.fingerprint(nn.ReLU()))
+    assert len(seen) == 50
+
+
+def test_modules_that_are_gone_leave_nothing_behind():
+    gc.collect()
+    before = len(watch._seen)
+    model = stack(5)
+    watch.fingerprint(model)
+    assert len(watch._seen) > before
+    del model
+    gc.collect()
+    assert len(watch._seen) == before
+
+
 def test_a_lazy_layer_that_gets_its_shape_gives_another_fingerprint():
     model = nn.LazyLinear(3)
     before = watch.fingerprint(model)
