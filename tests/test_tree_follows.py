@@ -186,13 +186,3 @@ def test_a_model_that_cannot_be_looked_at_any_more_is_told_in_words(front, monke
     assert browser.state["_outcome"] == {
         **{"kind": "error", "text": "RuntimeError: the tree fell over", "next": ""}
     }
-
-
-def test_what_was_changed_since_a_tree_was_made_is_shown_after_the_cell(front):
-    model = built()
-    older = metaviz.tree(model)
-    model.layers[1] = nn.Linear(4, 4)
-    browser = front(older)
-    browser.widget.follow()
-    eventually(lambda: browser.state["_shape"] == 2)
-    assert browser.payload.look("layers.1")[1] == "Linear"

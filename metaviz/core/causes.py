@@ -88,20 +88,16 @@ def untold(columns: Columns, root: int, model: nn.Module | None) -> Iterator[int
         model: The model; None if it is gone.
     """
     authors = Authors(columns, model)
-    if authors.above(0):
-        # As for nearly every model: then nothing below has to be asked.
-        return _reset(columns, root, None)
     return (row for row in _reset(columns, root, None) if authors.above(columns.parents[row]))
 
 
 def _reset(columns: Columns, root: int, faithful: bool | None) -> Iterator[int]:
     """The first slots of tensors on which this is the verdict of reset, in the order of the walk."""
-    if "reset" not in columns.forms[root].sources:
+    if "reset" not in columns.sources[root]:
         return
-    for row, form in enumerate(columns.forms[root : columns.ends[root]], root):
-        if form.source != "reset" or columns.answers[row].faithful is not faithful:
-            continue
-        if columns.links.get(row, ("",))[0] != "tie":
+    for row in range(root, columns.ends[root]):
+        tied = columns.links.get(row, ("",))[0] == "tie"
+        if columns.forms[row].source == "reset" and not tied and columns.answers[row].faithful is faithful:
             yield row
 
 

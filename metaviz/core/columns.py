@@ -15,8 +15,6 @@ from metaviz.core.checkpoint import Checkpoint
 from metaviz.core.measure import Facts
 from metaviz.core.tally import Tally, by_path, total
 
-_NONE: frozenset[str] = frozenset()
-
 
 class Form:
     """What all rows that look alike have in common.
@@ -27,18 +25,16 @@ class Form:
         tally: Sums over the slots below; a tensor's own numbers.
         mark: Of a tensor; a module's follows from its tally.
         source: What would fill a tensor, or None.
-        sources: The sources of the ready tensors below, or of the tensor.
         build: Equal for rows that look alike but for the devices and marks of their tensors.
         persistent: Of a buffer.
         facts: Of a tensor: shape, dtype, bytes.
     """
 
-    __slots__ = ("build", "cls", "facts", "kind", "mark", "persistent", "source", "sources", "tally")
+    __slots__ = ("build", "cls", "facts", "kind", "mark", "persistent", "source", "tally")
 
     def __init__(self, kind: str, cls: str, tally: Tally, build: object, mark: str | None = None):
         self.kind, self.cls, self.tally, self.build, self.mark = kind, cls, tally, build, mark
         self.source: str | None = None
-        self.sources: frozenset[str] = _NONE
         self.persistent: bool | None = None
         self.facts: Facts | None = None
 
@@ -60,7 +56,6 @@ class Columns:
         called: What the user calls the model, for code to paste.
         source: Which source was asked about the meta tensors; `"auto"` for the best of all.
         checkpoint: The checkpoint that was asked, None where none was given.
-        fingerprint: What :func:`metaviz.core.watch.fingerprint` says of the model as it was then.
     """
 
     def __init__(self):
@@ -68,7 +63,6 @@ class Columns:
         self.checkpoint: Checkpoint | None = None
         self.prediction: Any = None
         self.called = "model"
-        self.fingerprint = 0
         self.names: list[str] = []
         self.parents: list[int] = []
         self.ends: list[int] = []
@@ -112,6 +106,17 @@ class Columns:
     def shared(self) -> dict[int, tuple[int, int]]:
         """Row → (numel, nbytes) that count by path once more than by storage, for rows with any."""
         return by_path(self)
+
+    @cached_property
+    def sources(self) -> list[frozenset[str]]:
+        """For each row the sources of the ready tensors below it."""
+        nothing: frozenset[str] = frozenset()
+        found = [nothing if not form.source else frozenset((form.source,)) for form in self.forms]
+        for row in range(len(found) - 1, 0, -1):
+            parent = self.parents[row]
+            if not found[row] <= found[parent]:
+                found[parent] = found[parent] | found[row]
+        return found
 
     @cached_property
     def index(self) -> dict[str, int]:

@@ -180,22 +180,14 @@ def _has_modules(columns: Columns, row: int) -> bool:
 
 def alike(columns: Columns, row: int, following: int) -> bool:
     """Whether a row and its next sibling look alike and are numbered on: `layers.3` and `layers.4`."""
-    return look_alike(columns, row, following) and numbered_on(columns.names[row], columns.names[following])
-
-
-def look_alike(columns: Columns, row: int, following: int) -> bool:
-    """Whether two rows look alike but for their names."""
     if columns.forms[row] is not columns.forms[following] or following in columns.troubles:
         return False
-    return columns.outward.get(row) == columns.outward.get(following)
-
-
-def numbered_on(name: str, following: str) -> bool:
-    """Whether one name counts on from another: `"3"` and `"4"`, `"layer_3"` and `"layer_4"`."""
-    number = _number(following)
-    stem = following.removesuffix("]")[: -len(number) or None]
+    if columns.outward.get(row) != columns.outward.get(following):
+        return False
+    name, number = columns.names[row], _number(columns.names[following])
+    stem = columns.names[following].removesuffix("]")[: -len(number) or None]
     end = "]" * name.endswith("]")
-    return bool(number) and name == f"{stem}{int(number) - 1}{end}" and following.endswith(end)
+    return bool(number) and name == f"{stem}{int(number) - 1}{end}" and columns.names[following].endswith(end)
 
 
 def _number(name: str) -> str:

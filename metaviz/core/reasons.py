@@ -122,7 +122,7 @@ def _counts(columns: Columns, row: int) -> str:
 
 def _verb(columns: Columns, row: int) -> str:
     """What the sources of the ready tensors below do."""
-    found = columns.forms[row].sources
+    found = columns.sources[row]
     return " or ".join(done for source, done in _DONE.items() if source in found) or "given values"
 
 

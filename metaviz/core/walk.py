@@ -16,7 +16,6 @@ from metaviz.core.attributes import Scanner, Slot, Trouble, registered_ids, susp
 from metaviz.core.columns import Columns, Form
 from metaviz.core.measure import Facts, Refusal, measure, unfillable
 from metaviz.core.tally import Tally, corrections, total
-from metaviz.core.watch import note_parts, note_place
 
 
 def walk(model: nn.Module, answer: Callable) -> Columns:
@@ -49,8 +48,6 @@ class _Walk:
         # their ids.
         self.alive: list[Any] = []
         self.scanner: Scanner | None = None
-        # The fingerprint comes with the rows: apart from them it would take another look at every module.
-        self.noted: list[int] = []
 
     def run(self) -> Columns:
         columns, modules = self.columns, self.modules
@@ -60,10 +57,8 @@ class _Walk:
             row, parts, children, links, cls = stack[-1]
             for name, child in children:
                 if child is None:
-                    note_place(None, self.noted)
                     continue
                 if id(child) in modules:
-                    note_place(child, self.noted)
                     parts += (name, self.again(name, row, type(child).__name__, modules[id(child)]))
                     continue
                 opened = self.module(name, row, child)
@@ -77,7 +72,6 @@ class _Walk:
                 if stack:
                     stack[-1][1].extend((columns.names[row], form))
         columns.fixes = corrections(columns)
-        columns.fingerprint = hash(tuple(self.noted))
         return columns
 
     def row(self, name: Any, parent: int, form: Form | None = None) -> int:
@@ -92,8 +86,6 @@ class _Walk:
         """Make the rows of a module and its own tensors; its form, or a stack entry if it has children."""
         row, links, cls = self.row(name, parent), len(self.open_links), type(module)
         self.modules[id(module)] = row
-        note_place(module, self.noted)
-        note_parts(module, self.noted)
         parts: list[Any] = [id(cls)]
         children: list[tuple[str, Any]] = []
         try:
@@ -164,8 +156,6 @@ class _Walk:
             build = self.build((kind, persistent, facts.cls, facts.shape, facts.dtype, facts.requires_grad))
             form = self.forms[key] = Form(kind, facts.cls, _tally(kind, mark, facts), build, mark)
             form.source, form.persistent, form.facts = source, persistent, facts
-            if source:
-                form.sources = frozenset((source,))
         row = self.row(name, parent, form)
         if reply is not None:
             columns.answers[row] = reply
@@ -224,7 +214,6 @@ class _Walk:
             tally = total(part.tally for part in parts if type(part) is Form)
             build = self.build(tuple(part.build if type(part) is Form else part for part in parts))
             form = self.forms[key] = Form("module", cls, tally, build)
-            form.sources = form.sources.union(*(part.sources for part in parts if type(part) is Form))
         columns.forms[row] = form
         columns.ends[row] = len(columns.names)
         return form

@@ -42,7 +42,7 @@ def fingerprint(model: nn.Module) -> int:
     """A number that is another one after modules or tensors were replaced, moved, cast, or given values.
 
     Values that are written in place leave it as it is, and so do tensors in plain attributes. Nothing is computed; it
-    takes a tenth of the time of a tree, which has the number as `tree(model).columns.fingerprint`.
+    takes a tenth of the time of a tree.
     """
     found: list[int] = []
     seen: set[int] = set()
@@ -51,69 +51,43 @@ def fingerprint(model: nn.Module) -> int:
     with torch._C.DisableTorchFunction():
         while stack:
             module = stack.pop()
-            note_place(module, found)
-            if id(module) not in seen:
-                seen.add(id(module))
-                stack.extend(reversed(note_parts(module, found)))
+            found.append(_serial(module))
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            space = _space(module)
+            for tensors in (space.get("_parameters"), space.get("_buffers")):
+                if tensors:
+                    found.append(hash(tuple(tensors)))
+                    found += [_mark(tensor) for tensor in tensors.values()]
+            children = space.get("_modules")
+            if children:
+                found.append(hash(tuple(children)))
+                stack.extend(children.values())
     return hash(tuple(found))
 
 
-def note_place(module: Any, found: list[int]) -> None:
-    """Add to a fingerprint that a module, or None, is here: what :func:`fingerprint` does at each place, in order."""
-    known = _seen.get(id(module))
-    found.append(_number(module) if known is None else known.number)
-    # A class can be given to a module that is there.
-    found.append(id(type(module)))
+# A module can lie where one was freed that looked like it: each gets a number of its own when it is first seen.
+_serials: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_serial = itertools.count()
 
 
-def note_parts(module: Any, found: list[int]) -> list[Any]:
-    """Add to a fingerprint what tensors a module has itself and how its children are called; the children.
-
-    :func:`fingerprint` does that where it meets a module first, right after :func:`note_place`. It never raises: what
-    cannot be looked at must not keep the rest from being seen.
-    """
+def _serial(module: Any) -> int:
     try:
-        space = object.__getattribute__(module, "__dict__")
-        for tensors in (space.get("_parameters"), space.get("_buffers")):
-            if tensors:
-                found.append(hash(tuple(tensors)))
-                found += map(_mark, tensors.values())
-        children = space.get("_modules")
-        if not children:
-            return []
-        found.append(hash(tuple(children)))
-        return list(children.values())
-    except Exception:
-        # No module, or one whose constructor was stopped half-way.
-        return []
-
-
-class _Seen(weakref.ref):
-    """A module that was met, while it lives."""
-
-    __slots__ = ("key", "number")
-
-
-# By the id of a module. One can lie where another was freed that looked like it, so each gets a number of its own; a
-# WeakKeyDictionary would do the same at ten times the cost of a dict.
-_seen: dict[int, _Seen] = {}
-_next_number = itertools.count()
-
-
-def _forget(seen: _Seen) -> None:
-    _seen.pop(seen.key, None)
-
-
-def _number(module: Any) -> int:
-    """The number of a module that has none yet."""
-    try:
-        seen = _Seen(module, _forget)
+        number = _serials.get(module)
+        if number is None:
+            number = _serials[module] = next(_next_serial)
     except TypeError:
-        # Nothing that can be registered as a module, None among others.
-        return id(module)
-    seen.key, seen.number = id(module), next(_next_number)
-    # Another thread may have met it just now.
-    return _seen.setdefault(seen.key, seen).number
+        # What is no module at all, or has a hash of its own.
+        number = id(module)
+    return hash((number, type(module)))
+
+
+def _space(module: Any) -> dict[str, Any]:
+    try:
+        return object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
 
 
 def _mark(tensor: Any) -> int:
@@ -122,11 +96,7 @@ def _mark(tensor: Any) -> int:
     try:
         storage = tensor.untyped_storage()
         # A new tensor can lie where one has just been freed: its ids alone would not tell.
-        memory = hash((storage._cdata, tensor.size(), hasattr(storage, MARK)))
-    except Exception:
+        memory = storage._cdata, tensor.size(), hasattr(storage, MARK)
+    except (AttributeError, RuntimeError, NotImplementedError):
         memory = 0
-    try:
-        return hash((id(tensor), memory, tensor.requires_grad, tensor.dtype, tensor.device))
-    except Exception:
-        # Of a subclass, any of these can raise.
-        return hash((id(tensor), memory))
+    return hash((id(tensor), memory, tensor.requires_grad, tensor.dtype, tensor.device))

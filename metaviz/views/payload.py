@@ -12,19 +12,16 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 from metaviz.core.columns import Columns
-from metaviz.core.fold import Branch, look_alike, numbered_on, run_label
+from metaviz.core.fold import Branch, alike, run_label
 from metaviz.core.tree import ModuleTree
 from metaviz.views.lines import SYMBOLS, clean, describe, marks, notes, summary
 
 #: Bytes of the columns per row, before they are deflated.
 ROW_BYTES = 10
 _NAME = 200
-_DEEPEST = 65_535
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,10 +60,9 @@ def payload(tree: ModuleTree) -> bytes:
     """
     columns, start, stop = tree.columns, tree.root, tree.columns.ends[tree.root]
     looks = _Looks(columns)
-    look = array("I", looks.codes(start, stop))
-    names = columns.names[start:stop]
-    table = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    codes = array("I", map(table.__getitem__, names))
+    look = array("I", [looks.code(row) for row in range(start, stop)])
+    table: dict[str, int] = {}
+    codes = array("I", [table.setdefault(name, len(table)) for name in columns.names[start:stop]])
     depth = array("H", _depths(columns, start, stop))
     head = Head(
         title=clean(f"{tree.path} {columns.forms[start].cls}".strip()),
@@ -96,11 +92,11 @@ def _joined(head: Head, found: list[array]) -> bytes:
 
 
 def _depths(columns: Columns, start: int, stop: int) -> list[int]:
-    depths = [0]
-    for parent in columns.parents[start + 1 : stop]:
-        depths.append(depths[parent - start] + 1)
-    # A row deeper than two bytes can tell would be drawn off the screen a hundred times over.
-    return depths if max(depths) < _DEEPEST else [min(depth, _DEEPEST) for depth in depths]
+    parents, depths = columns.parents, [0] * (stop - start)
+    for row in range(start + 1, stop):
+        # A row deeper than two bytes can tell would be drawn off the screen a hundred times over.
+        depths[row - start] = min(depths[parents[row] - start] + 1, 65_535)
+    return depths
 
 
 class _Looks:
@@ -108,22 +104,21 @@ class _Looks:
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
+        self._by_form: dict[int, int] = {}
         self._codes: dict[str, int] = {}
         self.found: list[list[Any]] = []
-
-    def codes(self, start: int, stop: int) -> Iterator[int]:
-        """For each of some rows the number of its look."""
-        columns = self._columns
-        keys = list(map(id, columns.forms[start:stop]))
         # The words of all other rows follow from their forms alone.
-        for own in (columns.links, columns.troubles, columns.fixes, columns.shared):
-            for row in own:
-                if start <= row < stop:
-                    keys[row - start] = -1 - row
-        # Key → the first row that has it.
-        first = dict(zip(reversed(keys), range(stop - 1, start - 1, -1), strict=True))
-        made = {key: self._made(row) for key, row in sorted(first.items(), key=itemgetter(1))}
-        return map(made.__getitem__, keys)
+        self._own = columns.links.keys() | columns.troubles.keys() | columns.fixes.keys()
+        self._own |= columns.shared.keys()
+
+    def code(self, row: int) -> int:
+        if row in self._own:
+            return self._made(row)
+        key = id(self._columns.forms[row])
+        code = self._by_form.get(key)
+        if code is None:
+            code = self._by_form[key] = self._made(row)
+        return code
 
     def _made(self, row: int) -> int:
         look = _look(self._columns, row)
@@ -136,7 +131,7 @@ class _Looks:
 
 def _look(columns: Columns, row: int) -> list[Any]:
     form, line = columns.forms[row], describe(columns, Branch(row, row, 1, columns.names[row]))
-    source = form.source or (" ".join(sorted(columns.forms[row].sources)) if form.kind == "module" else "")
+    source = form.source or (" ".join(sorted(columns.sources[row])) if form.kind == "module" else "")
     nbytes = form.facts.nbytes if form.facts else columns.tally(row).nbytes
     kind = form.kind if form.persistent is not False else "transient"
     said = [_note(columns, row, text) for text in notes(columns, row)]
@@ -160,19 +155,14 @@ def _note(columns: Columns, row: int, text: str) -> tuple[str, str]:
 
 def _runs(columns: Columns, start: int, stop: int) -> list[tuple[int, int, int]]:
     """(first row, last row, how many) of neighbours that look alike, in the order of the walk."""
-    forms, ends, parents, names = columns.forms, columns.ends, columns.parents, columns.names
+    forms, ends, parents = columns.forms, columns.ends, columns.parents
     first_of: dict[int, int] = {}
     found: dict[int, tuple[int, int]] = {}
-    # Most neighbours are called like neighbours elsewhere.
-    counted: dict[tuple[str, str], bool] = {}
     for row in range(start + 1, stop):
         following = ends[row]
-        if following >= stop or forms[row] is not forms[following] or parents[row] != parents[following]:
+        if following >= ends[parents[row]] or forms[row] is not forms[following]:
             continue
-        pair = names[row], names[following]
-        if pair not in counted:
-            counted[pair] = numbered_on(*pair)
-        if counted[pair] and look_alike(columns, row, following):
+        if alike(columns, row, following):
             first = first_of[following] = first_of.get(row, row)
             found[first] = following, found.get(first, (0, 1))[1] + 1
     return [(first, last, count) for first, (last, count) in sorted(found.items())]

@@ -128,7 +128,7 @@ class TreeWidget(anywidget.AnyWidget):
         self._guard = threading.RLock()
         self._model = weakref.ref(seen.model)
         self._tree = seen
-        self._print = seen.columns.fingerprint
+        self._print = watch.fingerprint(seen.model)
         # What the sources have said of the model as it is now; they are asked when somebody wants to know.
         self._known: Sources | None = None
         self._places = Places(seen.columns, seen.root)
