@@ -92,8 +92,8 @@ def test_two_jumps_equal_one_of_their_sum(name, first, second):
     assert torch.equal(jump(jump(start, first), second), jump(start, first + second))
 
 
-def test_a_jump_agrees_with_the_generator_of_numpy():
-    numpy = pytest.importorskip("numpy")
+def test_a_jump_agrees_with_the_generator_of_numpy(needs):
+    numpy = needs("numpy")
     start = stepped(fresh(8), 624)
     words = start[24 : 24 + 624 * 8].view(torch.int64).numpy().astype("u4")
     reference = numpy.random.MT19937()
