@@ -11,14 +11,14 @@ class MetavizError(Exception):
 
     def __str__(self) -> str:
         # Names that others gave stand in the message, and a terminal obeys control characters.
-        text = Exception.__str__(self)
-        return text if text.isprintable() else "".join(map(_spelled, text))
+        return "\n".join(map(spelled_out, Exception.__str__(self).split("\n")))
 
 
-def _spelled(character: str) -> str:
-    if character == "\n" or character.isprintable():
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+def spelled_out(line: str) -> str:
+    """A line with its control characters, escapes and direction marks as they are written in code."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
 
 
 class UnknownPath(MetavizError, KeyError):

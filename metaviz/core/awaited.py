@@ -16,7 +16,7 @@ from metaviz.core.spec import MOST, planned
 from metaviz.core.world import world as known_world
 
 _TITAN = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-# Source: accelerate 1.14, parallelism_config.py, `_get_mesh` and `build_device_mesh`.
+# Source: accelerate 1.15, parallelism_config.py, `_get_mesh` and `build_device_mesh`.
 _ACCELERATE = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _AUTO = {"data_parallel": "nodes", "tensor_parallel": "devices on a node"}
 _JOINED = {
@@ -108,9 +108,7 @@ def _waiting(
     strategy: Any, sizes: Mapping[str, int], devices: Any, nodes: int, notes: list[str]
 ) -> MeshLayout:
     """The mesh of a strategy of Lightning whose processes have not started."""
-    reason, step = _too_early(
-        type(strategy).__name__, isinstance(getattr(type(strategy), "device_mesh", None), property)
-    )
+    reason, step = _too_early(type(strategy))
     per_host = len(devices) if devices else None
     return MeshLayout(
         tuple(Axis(name, size) for name, size in sizes.items()),
@@ -126,15 +124,10 @@ def _waiting(
     )
 
 
-def _too_early(called: str, asks: bool) -> tuple[str, str]:
-    """Why Lightning has no mesh yet, and the next step as code.
-
-    Args:
-        called: The class of the strategy.
-        asks: Whether it has a property for the mesh, which raises.
-    """
-    reason = f"Lightning makes the mesh of {called} when its processes start."
-    if asks:
+def _too_early(strategy: type) -> tuple[str, str]:
+    """Why Lightning has no mesh yet for a class of strategies, and the next step as code."""
+    reason = f"Lightning makes the mesh of {strategy.__name__} when its processes start."
+    if hasattr(strategy, "device_mesh"):
         reason += (
             " Until then strategy.device_mesh raises RuntimeError: Accessing the device mesh before processes have "
             "initialized is not allowed."

@@ -118,7 +118,7 @@ def _advice(layout: MeshLayout, axis: Axis) -> str:
     if hosts % axis.size and not fit:
         return ""
     steps = [] if axis is layout.axes[-1] else ["make it the last axis"]
-    if list(layout.ranks) != sorted(layout.ranks):
+    if layout.is_disordered:
         steps.append("order the ranks host by host")
     if hosts % axis.size:
         near = sorted(fit, key=lambda size: abs(math.log(size / axis.size)))[:2]
@@ -162,17 +162,15 @@ def _counts(model: Any) -> Iterator[tuple[str, int]]:
     known: set[str] = set()
     for what, names in _DIVIDED.items():
         found = (_kept(each, name) for each in configs for name in names)
-        count = next((each for each in found if _counts_things(each)), None)
+        count = next(filter(_counts_things, found), None)
         if count is not None:
             known.add(what)
             yield what, count
     if isinstance(model, torch.nn.Module):
         parts = [vars(part) for _, part in modules(model)]
-        for what, names in _OF_MODULES.items():
-            found = (part.get(name) for part in parts for name in names)
-            for count in (
-                dict.fromkeys(each for each in found if _counts_things(each)) if what not in known else ()
-            ):
+        for what in (each for each in _OF_MODULES if each not in known):
+            found = (part.get(name) for part in parts for name in _OF_MODULES[what])
+            for count in dict.fromkeys(filter(_counts_things, found)):
                 yield what, count
 
 

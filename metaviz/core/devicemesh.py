@@ -86,17 +86,17 @@ def state_of(mesh: Any) -> tuple[str, str, str | None]:
     if names is None and infos is None:
         return "planned", "It was made without process groups: a plan.", None
     known = world()
+    first = ""
     if known.state in ("waiting", "unavailable"):
-        again = f"torch.distributed.init_process_group(); mesh = {_made_again(mesh)}"
-        return "stale", "Its process group was destroyed: nothing can be sent over it any more.", again
-    again = f"mesh = {_made_again(mesh)}"
-    if _is_of_another_job(mesh):
+        reason = "Its process group was destroyed: nothing can be sent over it any more."
+        first = "torch.distributed.init_process_group(); "
+    elif _is_of_another_job(mesh):
         reason = "It belongs to a process group that was destroyed; the one there is now is another one."
-        return "stale", reason, again
-    if _is_recycled(mesh, names, infos):
+    elif _is_recycled(mesh, names, infos):
         reason = "Groups that it communicates with were destroyed, or belong to a job that is over."
-        return "stale", reason, again
-    return known.state, known.reason, None
+    else:
+        return known.state, known.reason, None
+    return "stale", reason, f"{first}mesh = {_made_again(mesh)}"
 
 
 def _made_again(mesh: Any) -> str:

@@ -87,7 +87,7 @@ def mesh(
         return among(
             {**caller.f_globals, **caller.f_locals} if namespace is None else namespace, ranks_per_host
         )
-    several = _meshes_of(what) if issubclass(type(what), nn.Module) else {}
+    several = dict(_meshes_of(what))
     if len(several) > 1:
         return Meshes({path: read(each, ranks_per_host) for path, each in several.items()})
     found = mesh_of(what, ranks_per_host)
@@ -166,8 +166,7 @@ def among(namespace: Mapping[str, Any], ranks_per_host: int | None) -> MeshLayou
         if layout is None:
             continue
         found[name], wholes[name] = layout, _whole(thing)
-        more = list(_meshes_of(thing).items())[1:] if issubclass(type(thing), nn.Module) else ()
-        for path, other in more:
+        for path, other in itertools.islice(_meshes_of(thing), 1, None):
             found[f"{name}.{path}"], wholes[f"{name}.{path}"] = read(other, ranks_per_host), root_of(other)
     for name in _repeated(namespace, wholes):
         del found[name]
@@ -260,20 +259,19 @@ def _inside(thing: Any, space: Mapping[str, Any]) -> Iterator[Any]:
     if any(cls.__module__.startswith(_LIBRARIES) for cls in type(thing).__mro__):
         yield from (space[name] for name in _PARTS if space.get(name) is not None)
     if issubclass(type(thing), nn.Module):
-        yield from itertools.islice(_meshes_of(thing).values(), 1)
+        yield from (mesh for _, mesh in itertools.islice(_meshes_of(thing), 1))
     elif _is_sharded(thing):
         yield thing._spec.mesh
 
 
-def _meshes_of(model: nn.Module) -> dict[str, Any]:
-    """The meshes that a model is sharded over, by the path of the first tensor on each; parts of one are one."""
-    found: dict[int, tuple[str, Any]] = {}
-    for path, part in modules(model):
+def _meshes_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The meshes that a module is sharded over, by the path of the first tensor on each; parts of one are one."""
+    seen: set[int] = set()
+    for path, part in modules(thing) if issubclass(type(thing), nn.Module) else ():
         for name, tensor in (_space(part).get("_parameters") or {}).items():
-            if _is_sharded(tensor):
-                mesh = tensor._spec.mesh
-                found.setdefault(id(root_of(mesh)), (join(path, name), mesh))
-    return dict(found.values())
+            if _is_sharded(tensor) and id(root_of(tensor._spec.mesh)) not in seen:
+                seen.add(id(root_of(tensor._spec.mesh)))
+                yield join(path, name), tensor._spec.mesh
 
 
 def _is_sharded(tensor: Any) -> bool:

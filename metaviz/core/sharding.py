@@ -46,12 +46,14 @@ class Cut(NamedTuple):
         axes: Which axes of the mesh that is, the slowest first.
         many: Into how many chunks.
         placement: Which dim, and into how many pieces before.
+        turns: Which chunk each rank has, where that is not told by its coordinate: see :meth:`MeshLayout.turns`.
     """
 
     name: str
     axes: tuple[int, ...]
     many: int
     placement: Placement
+    turns: Mapping[int, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +95,9 @@ class Sharding:
         found = []
         for name, each in self.placements.items():
             if each.kind == "shard":
-                axes = tuple(self.layout.axis(part) for part in self.covered(name))
-                found.append(Cut(name, axes, self._size(axes), each))
+                covered = self.covered(name)
+                axes = tuple(map(self.layout.axis, covered))
+                found.append(Cut(name, axes, self._size(axes), each, self.layout.turns(covered)))
         return tuple(found)
 
     def covered(self, name: str) -> tuple[str, ...]:
@@ -108,9 +111,8 @@ class Sharding:
         """Which chunk of each cut is held at a coordinate."""
         found = []
         for cut in self.cuts:
-            turns = self.layout.turns(tuple(self.layout.names[axis] for axis in cut.axes))
-            if turns is not None:
-                found.append(turns[self.layout.at(coordinate)])
+            if cut.turns is not None:
+                found.append(cut.turns[self.layout.at(coordinate)])
                 continue
             index = 0
             for axis in cut.axes:
@@ -181,8 +183,7 @@ class Sharding:
                 f"its part is on {self.device_type}, and the mesh is one of {self.layout.device_type}: groups of "
                 "the mesh may not be able to send it"
             )
-        names = [name for name in self.placements if self.placements[name].kind == "shard"]
-        own = [name for name in names if self.layout.turns(self.covered(name)) is not None]
+        own = [cut.name for cut in self.cuts if cut.turns is not None]
         if own:
             yield (
                 f"{' and '.join(own)}: ranks are not in ascending order there, and torch cuts in the order of the "
@@ -271,13 +272,12 @@ def sharding_of(tensor: Any, layout: MeshLayout | None, path: str = "") -> Shard
     names = tuple(spec.mesh.mesh_dim_names or ()) if layout.focus else layout.names
     shape = tuple(int(size) for size in spec.shape)
     given = {name: _placement(each, len(shape)) for name, each in zip(names, spec.placements, strict=True)}
-    as_written = Sharding(path, shape, tensor.dtype, layout, given)
-    found = Sharding(path, shape, tensor.dtype, layout, _in_order(as_written))
-    # What this process holds is the proof: DTensors that torch itself has cut go by their placements as written.
     part = getattr(tensor, "_local_tensor", None)
-    held = tuple(getattr(part, "shape", ()))
     where = None if part is None else part.device.type
-    as_written, found = (dataclasses.replace(each, device_type=where) for each in (as_written, found))
+    as_written = Sharding(path, shape, tensor.dtype, layout, given, where)
+    found = dataclasses.replace(as_written, placements=_in_order(as_written))
+    # What this process holds is the proof: DTensors that torch itself has cut go by their placements as written.
+    held = tuple(getattr(part, "shape", ()))
     rank = layout.rank if layout.rank in layout.place_of else None
     if rank is not None and found.shape_on(rank) != held == as_written.shape_on(rank):
         return as_written

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -13,9 +14,6 @@ from metaviz.core.devicemesh import read
 from metaviz.core.layout import MeshLayout
 from metaviz.core.world import simulated
 from metaviz.errors import BadMesh
-
-# The simulation that was started last.
-_last: list[weakref.ref[Any]] = []
 
 
 class Simulation:
@@ -40,6 +38,9 @@ class Simulation:
         4
     """
 
+    #: The simulation that was started last, if anybody holds it.
+    _last: ClassVar[Callable[[], Simulation | None]] = staticmethod(lambda: None)
+
     def __init__(self, layout: MeshLayout) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -47,7 +48,7 @@ class Simulation:
             raise BadMesh(f"A mesh is simulated on 'cpu' or 'cuda', not on {layout.device_type!r}.")
         self._hosts = layout.ranks_per_host
         self._stack, self._is_entered = contextlib.ExitStack(), False
-        earlier = _last[0]() if _last else None
+        earlier = self._last()
         if earlier is not None and not earlier._is_entered:
             # The cell that made it is run again.
             earlier.close()
@@ -62,8 +63,8 @@ class Simulation:
             self._stack.close()
             raise
         # The world lasts as long as its mesh, which tensors hold, and a name of which may be all that is left.
-        self._end = weakref.finalize(self.device_mesh, self._stack.close)
-        _last[:] = [weakref.ref(self)]
+        weakref.finalize(self.device_mesh, self._stack.close)
+        Simulation._last = weakref.ref(self)
 
     @property
     def layout(self) -> MeshLayout:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from metaviz.core.units import plural
 from metaviz.errors import BadMesh
 
+_LAUNCH = "torchrun --nproc-per-node 4 train.py  # in a terminal"
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -79,7 +80,7 @@ def _awaited() -> World:
     if not missing and (rank is None or size is None or not rank < size):
         said = " and ".join(f"{name}={found[name]!r:.40}" for name in ("RANK", "WORLD_SIZE"))
         reason = f"No process group yet, and {said} name no rank of a job: ranks are counted from 0 to WORLD_SIZE - 1."
-        step = "torchrun --nproc-per-node 4 train.py  # in a terminal"
+        step = _LAUNCH
         rank, size = None, None
     elif not missing:
         where = f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
@@ -90,7 +91,7 @@ def _awaited() -> World:
         step = "torch.distributed.init_process_group()"
     elif len(missing) < len(VARIABLES):
         reason = f"No process group yet, and {', '.join(missing)} is not set, which a launcher such as torchrun does."
-        step = "torchrun --nproc-per-node 4 train.py  # in a terminal"
+        step = _LAUNCH
     else:
         reason = (
             "No process group yet: this process was started alone, not by a launcher such as torchrun. A notebook "

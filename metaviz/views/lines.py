@@ -13,7 +13,7 @@ from metaviz.core.fold import Branch
 from metaviz.core.tally import Tally, by_source
 from metaviz.core.tree import ModuleTree
 from metaviz.core.units import format_bytes, format_count, format_exact, format_shape, plural
-from metaviz.errors import UnknownPath
+from metaviz.errors import UnknownPath, spelled_out
 
 SYMBOLS = {"real": "●", "ready": "○", "partial": "◐", "blocked": "✗", "empty": "·"}
 DOUBTS = {"wrong": "≠", "untold": "?"}
@@ -63,9 +63,7 @@ def clean(text: str, limit: int = 120) -> str:
     """
     if len(text) > limit:
         text = f"{text[: limit * 2 // 3]}…{text[-(limit // 3) :]}"
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return spelled_out(text)
 
 
 def describe(columns: Columns, branch: Branch, label: str | None = None) -> Line:

@@ -66,10 +66,10 @@ class MeshWidget(anywidget.AnyWidget):
         self._ask = _asking(what, ranks_per_host, namespace)
         self._mesh: MeshLayout = nothing()
         # Whether a change of rank or colour is to be drawn: not while both are brought to another mesh.
-        self._drawn, self._is_told = False, False
+        self._drawn = False
+        # Whether it is the browser who sets traits, and the last colour that was good.
+        self._is_told, self._last_colour = False, ""
         self._found: Mapping[str, MeshLayout] = {}
-        # The last good values of what the browser may set: a trait that is refused in a batch has the bad one by then.
-        self._sane: dict[str, Any] = {"rank": None, "colour": ""}
         super().__init__(_twin=notebook.new_key())
         self.on_msg(_answer)
         self.follow_now()
@@ -147,25 +147,20 @@ class MeshWidget(anywidget.AnyWidget):
 
     @traitlets.validate("rank")
     def _known_rank(self, proposal: Any) -> int | None:
-        if proposal["value"] is not None and not self._may(proposal["value"] in self._mesh.place_of):
-            return self._sane["rank"]
         if proposal["value"] is not None:
             self._mesh.coordinate_of(proposal["value"])
-        self._sane["rank"] = proposal["value"]
         return proposal["value"]
 
     @traitlets.validate("colour")
     def _known_colour(self, proposal: Any) -> str:
-        if proposal["value"] and not self._may(proposal["value"] in self._mesh.names):
-            return self._sane["colour"]
-        if proposal["value"]:
-            self._mesh.axis(proposal["value"])
-        self._sane["colour"] = proposal["value"]
-        return proposal["value"]
-
-    def _may(self, known: bool) -> bool:
-        """Whether a value may be looked at: one of a browser that shows an older mesh changes nothing."""
-        return known or not self._is_told
+        value = proposal["value"]
+        if self._is_told and value and value not in self._mesh.names:
+            # From a browser that still shows an older mesh. By now the trait itself has it.
+            return self._last_colour
+        if value:
+            self._mesh.axis(value)
+        self._last_colour = value
+        return value
 
     @traitlets.observe("rank", "colour")
     def _changed(self, change: Any) -> None:
